@@ -1,0 +1,3 @@
+"""kvferry stores and moves the KV cache of LLM serving engines."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,87 @@
+"""The eviction contract. A policy orders victims; the manager says which may go."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from attrs import frozen
+
+NO_PARENT = -1
+
+
+@frozen
+class EntryView:
+    """What a policy may know of a resident chunk.
+
+    ``id`` is small, dense and reused after ``remove``. ``depth`` counts chunks from the start of the
+    prompt (0 is the head). ``owner`` is the cache salt.
+    """
+
+    id: int
+    parent: int
+    depth: int
+    size: int
+    owner: str
+
+
+class Claim(enum.Enum):
+    """Answer to a policy that wants an entry as a victim."""
+
+    TAKEN = "taken"
+    """It is yours; all its successors were taken before it."""
+    HAS_SUCCESSORS = "has-successors"
+    """A chunk behind it stays; take that one first or look elsewhere."""
+    LEASED = "leased"
+    """In use, pinned or not yet visible. The manager calls ``touch`` or ``release`` when that
+    changes, so the policy may forget the entry until then."""
+
+
+@frozen
+class Evicted:
+    """Exactly enough was claimed: ``ids`` in the order of the claims."""
+
+    ids: tuple[int, ...]
+
+
+@frozen
+class NotEnough:
+    """The claimable entries do not add up. Nothing changed."""
+
+    available: int
+
+
+class EvictionPolicy(Protocol):
+    """Chooses victims among resident chunks of one tier.
+
+    Thread: always called under the manager's lock; must not block. A policy owns no clock and no
+    randomness beyond a seed in its options. Tails go before heads because a claim on an entry with
+    resident successors is refused: a policy never has to know the tree, but one that offers deep
+    entries first among equals is asked less often.
+    """
+
+    def insert(self, entry: EntryView) -> None:
+        """A chunk became resident (visible). It counts as just used."""
+        ...
+
+    def touch(self, ids: Sequence[int]) -> None:
+        """These chunks, a prefix in order head to tail, were just used as one access."""
+        ...
+
+    def release(self, ids: Sequence[int]) -> None:
+        """These chunks can be claimed again. Not an access: recency does not change."""
+        ...
+
+    def remove(self, ids: Sequence[int]) -> None:
+        """These chunks are gone; their ids may come back for others."""
+        ...
+
+    def evict(self, need: int, claim: Callable[[int], Claim]) -> Evicted | NotEnough:
+        """Claim entries until their sizes reach ``need``.
+
+        ``claim`` answers at once. After ``NotEnough`` the manager undoes all claims of this call, and
+        the policy must behave as if it had not happened. After ``Evicted`` the manager calls
+        ``remove`` with the same ids.
+        """
+        ...
