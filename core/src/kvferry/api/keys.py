@@ -14,6 +14,8 @@ from attrs import frozen
 DIGEST_BYTES = 32
 KEY_FORMAT_VERSION = 1
 
+_TEXT_LENGTH = 105  # two halves of 52 characters and the full stop
+
 
 @frozen(kw_only=True)
 class GroupGeometry:
@@ -69,7 +71,12 @@ class ChunkKey(NamedTuple):
     digest: bytes
 
     def to_bytes(self) -> bytes:
-        """64 bytes, the namespace first. Injective: both halves have a fixed length."""
+        """64 bytes, the namespace first. Injective: both halves have a fixed length.
+
+        Raises ``ValueError`` when a half has another length: such keys could share one form.
+        """
+        if len(self.namespace) != DIGEST_BYTES or len(self.digest) != DIGEST_BYTES:
+            raise ValueError(f"both halves of a chunk key have {DIGEST_BYTES} bytes: {self!r}")
         return self.namespace + self.digest
 
     @classmethod
@@ -83,18 +90,19 @@ class ChunkKey(NamedTuple):
         """105 characters of ``a-z2-7.``: safe as one file name on any file system.
 
         Lower-case base32 of each half without padding, joined by a full stop, so that names stay
-        distinct on file systems that fold case.
+        distinct on file systems that fold case. Raises ``ValueError`` like :meth:`to_bytes`.
         """
+        self.to_bytes()
         return f"{_base32(self.namespace)}.{_base32(self.digest)}"
 
     @classmethod
     def from_text(cls, text: str) -> ChunkKey:
         """Inverse of :meth:`to_text`. Raises ``ValueError`` for text that it cannot have made."""
         namespace, dot, digest = text.partition(".")
-        if not dot:
-            raise ValueError(f"not a chunk key: {text!r}")
+        if not dot or len(text) != _TEXT_LENGTH:
+            raise ValueError(f"not a chunk key: {text[: 2 * _TEXT_LENGTH]!r}")
         key = cls(_unbase32(namespace), _unbase32(digest))
-        if key.to_text() != text or len(key.to_bytes()) != 2 * DIGEST_BYTES:
+        if key.to_text() != text:  # upper case, or bits beyond the last byte
             raise ValueError(f"not a chunk key: {text!r}")
         return key
 

@@ -1,0 +1,56 @@
+# make demo, make test: everything else follows from these two.
+PYTHON ?= python3
+VENV := .venv
+CORE_VENV := .venv-core
+PACKAGES := -e core -e plugins/backend_cpu -e plugins/connector_vllm
+MANIFESTS := pyproject.toml requirements/engine.txt $(wildcard core/pyproject.toml csrc/pyproject.toml plugins/*/pyproject.toml)
+NATIVE := $(wildcard csrc/CMakeLists.txt csrc/src/*.cc csrc/src/*.cpp csrc/src/*/*.py csrc/include/*.h)
+# One thread pool setting for every engine, or engines with and without a connector get different cores.
+export VLLM_NO_USAGE_STATS := 1
+export DO_NOT_TRACK := 1
+
+.PHONY: demo test test-core test-engine check format bench clean
+
+demo: $(VENV)/.engine
+	$(VENV)/bin/python -m tests.demo
+
+test: $(VENV)/.engine
+	$(VENV)/bin/python -m pytest
+
+test-core: $(CORE_VENV)/.core
+	$(CORE_VENV)/bin/python -m pytest -m "not engine"
+
+check: $(CORE_VENV)/.core
+	$(CORE_VENV)/bin/ruff check .
+	$(CORE_VENV)/bin/ruff format --check .
+	$(CORE_VENV)/bin/mypy
+	$(CORE_VENV)/bin/lint-imports
+
+format: $(CORE_VENV)/.core
+	$(CORE_VENV)/bin/ruff format .
+	$(CORE_VENV)/bin/ruff check --fix .
+
+bench: $(VENV)/.engine
+	$(VENV)/bin/python -m tests.bench
+
+clean:
+	rm -rf $(VENV) $(CORE_VENV) .demo bench-results.json csrc/build
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+$(CORE_VENV)/.core: $(MANIFESTS) $(NATIVE)
+	$(PYTHON) requirements/check_python.py
+	$(PYTHON) -m venv $(CORE_VENV)
+	$(CORE_VENV)/bin/python -m pip install -q -U 'pip>=25.1'  # for --group
+	$(CORE_VENV)/bin/python -m pip install -q --group dev $(PACKAGES) ./csrc
+	touch $@
+
+$(VENV)/.engine: $(MANIFESTS) $(NATIVE)
+	$(PYTHON) requirements/check_python.py
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q -U 'pip>=25.1'
+	$(VENV)/bin/python -m pip install -q -r requirements/engine.txt || { $(PYTHON) requirements/explain_torch.py; exit 1; }
+	# These come along for other builds of torch and break the import of transformers beside this one.
+	$(VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
+	$(VENV)/bin/python -m pip install -q --group dev $(PACKAGES) ./csrc
+	touch $@
