@@ -19,7 +19,17 @@ from kvferry.api.keys import (
     KVGeometry,
     ShardLayout,
 )
-from kvferry.api.memory import AddressableBackend, MemoryKind, Region, Span
+from kvferry.api.memory import (
+    AddressableBackend,
+    Arena,
+    ArenaFactory,
+    ArenaOptions,
+    BackendContext,
+    HugePages,
+    MemoryKind,
+    Region,
+    Span,
+)
 from kvferry.api.rules import (
     Always,
     Check,
@@ -60,7 +70,11 @@ __all__ = [
     "AddressableBackend",
     "Always",
     "AnySpec",
+    "Arena",
+    "ArenaFactory",
+    "ArenaOptions",
     "BackendCapabilities",
+    "BackendContext",
     "BackendSpec",
     "ChannelSpec",
     "Check",
@@ -81,6 +95,7 @@ __all__ = [
     "Facts",
     "GroupGeometry",
     "HostEnvironment",
+    "HugePages",
     "KVFerryError",
     "KVFerryErrors",
     "KVFerryHooks",

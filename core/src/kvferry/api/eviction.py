@@ -15,8 +15,10 @@ NO_PARENT = -1
 class EntryView:
     """What a policy may know of a resident chunk.
 
-    ``id`` is small, dense and reused after ``remove``. ``depth`` counts chunks from the start of the
-    prompt (0 is the head). ``owner`` is the cache salt.
+    ``id`` is small, dense and reused after ``remove``. ``parent`` is the id of the chunk before it,
+    which is resident as long as this one is, or ``NO_PARENT``. ``depth`` counts chunks from the start
+    of the prompt (0 is the head). ``size`` is in the unit of ``evict``'s ``need``: slots, in a tier
+    of equal slots. ``owner`` is the cache salt.
     """
 
     id: int
@@ -32,7 +34,9 @@ class Claim(enum.Enum):
     TAKEN = "taken"
     """It is yours; all its successors were taken before it."""
     HAS_SUCCESSORS = "has-successors"
-    """A chunk behind it stays; take that one first or look elsewhere."""
+    """A chunk behind it stays; take that one first or look elsewhere. The policy may forget the
+    entry: it may offer it again in this call once it took what stood behind it, and later the
+    manager calls ``release`` when the last chunk behind it has gone."""
     LEASED = "leased"
     """In use, pinned or not yet visible. The manager calls ``touch`` or ``release`` when that
     changes, so the policy may forget the entry until then."""
@@ -59,7 +63,18 @@ class EvictionPolicy(Protocol):
     randomness beyond a seed in its options. Tails go before heads because a claim on an entry with
     resident successors is refused: a policy never has to know the tree, but one that offers deep
     entries first among equals is asked less often.
+
+    Wherever ``ids`` are many they come as a memory view of 64-bit integers: ``numpy.asarray(ids)``
+    copies nothing, and iterating yields plain ints.
     """
+
+    def open(self, entries: int) -> None:
+        """Called once, before anything else. Every id will be below ``entries``.
+
+        Room for all of them is best taken here: a table that grows later copies itself at some
+        unlucky call, under the manager's lock.
+        """
+        ...
 
     def insert(self, entry: EntryView) -> None:
         """A chunk became resident (visible). It counts as just used."""
@@ -74,7 +89,10 @@ class EvictionPolicy(Protocol):
         ...
 
     def remove(self, ids: Sequence[int]) -> None:
-        """These chunks are gone; their ids may come back for others."""
+        """These chunks are gone; their ids may come back for others.
+
+        A chunk goes in the same call as those before it, or earlier; never later.
+        """
         ...
 
     def evict(self, need: int, claim: Callable[[int], Claim]) -> Evicted | NotEnough:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from attrs import frozen
@@ -38,17 +39,73 @@ class Span(NamedTuple):
     length: int
 
 
+class HugePages(enum.Enum):
+    """What an arena does about huge pages."""
+
+    AUTO = "auto"
+    """Take what the system gives."""
+    REQUIRE = "require"
+    """Refuse to open without them."""
+    NEVER = "never"
+
+
+@frozen(kw_only=True)
+class ArenaOptions:
+    """How the memory of an arena should be."""
+
+    huge_pages: HugePages = HugePages.AUTO
+
+
+class Arena(Protocol):
+    """One region of memory of our own. Built closed; ``open`` has the effects.
+
+    Threads: ``open`` and ``close`` are called once each, from one thread; ``ready_bytes`` from any.
+    """
+
+    def open(self) -> Region:
+        """Map the memory. Raises :class:`kvferry.api.KVFerryError` when the system refuses."""
+        ...
+
+    def ready_bytes(self) -> int:
+        """How many bytes from the start may be used. Never falls while the arena is open."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        ...
+
+
+ArenaFactory = Callable[[str, int, ArenaOptions], Arena]
+"""Makes a closed arena from the region's name, its length in bytes and options. What kind of memory
+comes is the device's choice: a memory file unless a device brings its own."""
+
+
+@frozen(kw_only=True)
+class BackendContext:
+    """What core hands a backend when it opens."""
+
+    name: str
+    """The tier's name in the configuration; the region must bear it."""
+    rank: int
+    """The worker's rank in its instance, from 0."""
+    make_arena: ArenaFactory
+
+
 class AddressableBackend(Protocol):
     """A tier whose slots are plain memory: it gives one region, and core allocates in it.
+
+    The factory of the spec is called as ``factory(options, capacity)``: an instance of the spec's
+    options class, and the tier's capacity in bytes, which is core's key and no option.
 
     Threads: ``open`` and ``close`` are called once each, from the data plane's owner thread;
     ``ready_bytes`` from any thread.
     """
 
-    def open(self, name: str) -> Region:
-        """Map ``capacity`` bytes. Raises :class:`kvferry.api.KVFerryError` when the system refuses.
+    def open(self, context: BackendContext) -> Region:
+        """Map ``capacity`` bytes as a region named ``context.name``.
 
-        The pages need not be touched yet.
+        Raises :class:`kvferry.api.KVFerryError` when the system refuses. The pages need not be
+        touched yet.
         """
         ...
 

@@ -1,1 +1,57 @@
+"""Typed configuration: one YAML file, the environment and the engine's overrides.
 
+:func:`read_core` reads everything that core understands and says which plugins are wanted;
+:meth:`RawConfig.structure` finishes the work once their options classes are known. Every value
+remembers its origin, and all faults of a run are reported together.
+"""
+
+from kvferry.config.fields import not_blank, positive
+from kvferry.config.leaves import Leaf
+from kvferry.config.nodes import ConfigPath
+from kvferry.config.reading import RawConfig, read_core
+from kvferry.config.schema import (
+    Config,
+    Connector,
+    Eviction,
+    OnError,
+    PluginEntry,
+    Tier,
+)
+from kvferry.config.sections import Resolver, Selection
+from kvferry.config.show import config_data, config_text
+from kvferry.config.sources import ConfigSources, find_config
+from kvferry.config.units import (
+    ByteSize,
+    Duration,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
+
+__all__ = [
+    "ByteSize",
+    "Config",
+    "ConfigPath",
+    "ConfigSources",
+    "Connector",
+    "Duration",
+    "Eviction",
+    "Leaf",
+    "OnError",
+    "PluginEntry",
+    "RawConfig",
+    "Resolver",
+    "Selection",
+    "Tier",
+    "config_data",
+    "config_text",
+    "find_config",
+    "format_duration",
+    "format_size",
+    "not_blank",
+    "parse_duration",
+    "parse_size",
+    "positive",
+    "read_core",
+]

@@ -1,1 +1,47 @@
+"""What hosts of kvferry build on: open one side of an engine, then drive it step by step."""
 
+from kvferry.api import Fact, HostEnvironment, KVFerryError
+from kvferry.config import Config, ConfigSources, find_config
+from kvferry.control.identity import LoRAIdentity
+from kvferry.control.keys import KeyChain, MediaItem
+from kvferry.data.engine_side import EngineGroup, PagePlane
+from kvferry.data.plans import StepPlan, Transfer
+from kvferry.runtime.engine import (
+    EngineDescription,
+    SavingOptions,
+    new_chain_factory,
+    open_scheduler,
+    open_worker,
+)
+from kvferry.runtime.requests import RequestOptions, RequestState
+from kvferry.runtime.scheduler import SchedulerRuntime
+from kvferry.runtime.startup import Prepared, prepare
+from kvferry.runtime.worker import StepReport, WorkerRuntime
+
+__all__ = [
+    "Config",
+    "ConfigSources",
+    "EngineDescription",
+    "EngineGroup",
+    "Fact",
+    "HostEnvironment",
+    "KVFerryError",
+    "KeyChain",
+    "LoRAIdentity",
+    "MediaItem",
+    "PagePlane",
+    "Prepared",
+    "RequestOptions",
+    "RequestState",
+    "SavingOptions",
+    "SchedulerRuntime",
+    "StepPlan",
+    "StepReport",
+    "Transfer",
+    "WorkerRuntime",
+    "find_config",
+    "new_chain_factory",
+    "open_scheduler",
+    "open_worker",
+    "prepare",
+]

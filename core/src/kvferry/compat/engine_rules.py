@@ -1,0 +1,134 @@
+"""CORE020 to CORE039: what must hold between the configuration and the engine."""
+
+from __future__ import annotations
+
+from kvferry.api import Check, Example, Path, Rule, Severity
+from kvferry.compat.tier_rules import (
+    SUPPORTED_GROUP_KINDS,
+    WITH_ENGINE,
+    WITH_SUPPORTED_ENGINE,
+)
+
+HOST_DEVICE = "cpu"
+
+
+def _blocks(block: int, chunk: int, *kinds: str) -> dict[str, object]:
+    return {
+        "engine.block_tokens": block,
+        "engine.group_kinds": kinds or ("full",),
+        "chunk_tokens": chunk,
+    }
+
+
+ENGINE_RULES = (
+    Rule(
+        id="CORE020",
+        severity=Severity.ERROR,
+        when=WITH_SUPPORTED_ENGINE,
+        require=Check(
+            "chunk_tokens is a multiple of engine.block_tokens",
+            ("chunk_tokens", "engine.block_tokens"),
+            lambda chunk, block: chunk > 0 and chunk % block == 0,
+        ),
+        message="chunk_tokens is {chunk_tokens}, which is not a whole number of the engine's "
+        "blocks of {engine.block_tokens} tokens",
+        fix="set chunk_tokens to a multiple of {engine.block_tokens}",
+        source="design",
+        examples=(
+            Example(facts=_blocks(128, 256), passes=True),
+            Example(facts=_blocks(128, 192), passes=False),
+            Example(facts=_blocks(544, 256, "full", "mamba"), passes=True),
+            Example(facts={**_blocks(0, 256), "engine.group_kinds": ()}, passes=True),
+        ),
+    ),
+    Rule(
+        id="CORE021",
+        severity=Severity.ERROR,
+        when=WITH_ENGINE,
+        require=Path("engine.kv_load_failure_policy") == "recompute",
+        message="kv_load_failure_policy is {engine.kv_load_failure_policy}: a chunk that cannot be "
+        "loaded would end the user's request with an error, so a cache outage would become an "
+        "outage of the service",
+        fix='set "kv_load_failure_policy": "recompute" in the kv-transfer-config',
+        source="upstream-code vLLM 0.32, KVTransferConfig.kv_load_failure_policy",
+        examples=(
+            Example(
+                facts={
+                    "engine.block_tokens": 16,
+                    "engine.kv_load_failure_policy": "recompute",
+                },
+                passes=True,
+            ),
+            Example(
+                facts={"engine.block_tokens": 16, "engine.kv_load_failure_policy": "fail"},
+                passes=False,
+            ),
+        ),
+    ),
+    Rule(
+        id="CORE022",
+        severity=Severity.ERROR,
+        when=WITH_ENGINE,
+        require=Path("engine.kv_role") == "kv_both",
+        message="kv_role is {engine.kv_role}, and one engine that both stores and loads needs "
+        "kv_both; producer and consumer halves of a hand-off are not built yet",
+        fix='set "kv_role": "kv_both" in the kv-transfer-config',
+        source="design",
+        examples=(
+            Example(facts={"engine.block_tokens": 16, "engine.kv_role": "kv_both"}, passes=True),
+            Example(
+                facts={"engine.block_tokens": 16, "engine.kv_role": "kv_producer"}, passes=False
+            ),
+        ),
+    ),
+    Rule(
+        id="CORE023",
+        severity=Severity.ERROR,
+        when=WITH_ENGINE,
+        require=Check(
+            "engine.device is host memory or a listed plugin brings its DeviceSpec",
+            ("engine.device", "devices.*.name"),
+            lambda device, names: device == HOST_DEVICE or device in names,
+        ),
+        message="the engine keeps its KV cache on device {engine.device}, and no listed plugin "
+        "knows that device (known besides cpu: {devices.*.name})",
+        fix="list the plugin for this device under plugins, or run the engine on cpu",
+        source="design",
+        examples=(
+            Example(facts={"engine.block_tokens": 16, "engine.device": "cpu"}, passes=True),
+            Example(
+                facts={
+                    "engine.block_tokens": 16,
+                    "engine.device": "npu",
+                    "devices.npu.name": "npu",
+                },
+                passes=True,
+            ),
+            Example(facts={"engine.block_tokens": 16, "engine.device": "npu"}, passes=False),
+        ),
+    ),
+    Rule(
+        id="CORE024",
+        severity=Severity.NOTE,
+        when=WITH_ENGINE,
+        require=Check(
+            "every one of engine.group_kinds is full attention",
+            ("engine.group_kinds",),
+            lambda kinds: all(kind in SUPPORTED_GROUP_KINDS for kind in kinds),
+        ),
+        message="the model has KV cache groups of the kinds {engine.group_kinds}; only full "
+        "attention can be restored, so this engine gets no hits and stores nothing",
+        fix="nothing to mend: output is right either way; remove the connector to save its start-up",
+        source="design",
+        examples=(
+            Example(
+                facts={"engine.block_tokens": 16, "engine.group_kinds": ("full", "full")},
+                passes=True,
+            ),
+            Example(
+                facts={"engine.block_tokens": 16, "engine.group_kinds": ("full", "sliding")},
+                passes=False,
+            ),
+        ),
+    ),
+)

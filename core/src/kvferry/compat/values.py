@@ -1,0 +1,52 @@
+"""How facts are written in reports."""
+
+from __future__ import annotations
+
+import re
+
+from kvferry.api import Fact, Facts
+
+PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::(size))?\}")
+UNKNOWN = "(unknown)"
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def placeholders(template: str) -> tuple[tuple[str, str], ...]:
+    """``(path, format)`` of every placeholder of a rule's message or fix."""
+    return tuple((match[1], match[2] or "") for match in PLACEHOLDER.finditer(template))
+
+
+def size_text(count: int) -> str:
+    """A byte count for people: exact when it is a whole number of a unit, else one decimal."""
+    value, unit = float(count), 0
+    while abs(value) >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    number = f"{value:.0f}" if value == int(value) else f"{value:.1f}"
+    return f"{number} {_UNITS[unit]}"
+
+
+def value_text(value: object, form: str = "") -> str:
+    """The value as it reads in a sentence; ``form`` ``size`` writes byte counts with a unit."""
+    if isinstance(value, tuple | list):
+        return ", ".join(value_text(item, form) for item in value) or "none"
+    if form == "size" and isinstance(value, int) and not isinstance(value, bool):
+        return size_text(value)
+    return str(value)
+
+
+def fill(template: str, facts: Facts) -> str:
+    """``template`` with each ``{path}`` or ``{path:size}`` replaced by the fact's value."""
+
+    def replace(match: re.Match[str]) -> str:
+        fact = facts.get(match[1])
+        return UNKNOWN if fact is None else value_text(fact.value, match[2] or "")
+
+    return PLACEHOLDER.sub(replace, template)
+
+
+def fact_text(fact: Fact, form: str = "") -> str:
+    """``path = value`` with strings quoted; a byte count also reads with its unit."""
+    shown = repr(fact.value)
+    if form == "size" and isinstance(fact.value, int) and not isinstance(fact.value, bool):
+        shown = f"{int(fact.value)} ({size_text(fact.value)})"
+    return f"{fact.path} = {shown}"

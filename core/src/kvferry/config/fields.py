@@ -1,0 +1,103 @@
+"""What an attrs class says about its fields beyond their types, and validators with clear words."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from attrs import Attribute, field, frozen
+
+from kvferry.api import AnySpec
+from kvferry.config.units import ByteSize, Duration, parse_duration, parse_size
+
+_ROLE = "kvferry.role"
+_SPEC = "kvferry.spec"
+
+
+class Role(enum.Enum):
+    """What a field is for."""
+
+    KEY = "key"
+    """A key of the configuration; every field without another role."""
+    OWN_KEYS = "own-keys"
+    """Takes the keys of its section that belong to the selected plugin, structured."""
+    ORIGIN = "origin"
+    """Filled with the place of the section."""
+    COMPUTED = "computed"
+    """Not configured."""
+
+
+def own_keys(spec: type[AnySpec]) -> Any:
+    """Field for the keys of the plugin that the section's ``use`` selects by a spec of this kind."""
+    return field(default=None, metadata={_ROLE: Role.OWN_KEYS, _SPEC: spec})
+
+
+def origin() -> Any:
+    """Field that remembers where its section stands; not part of equality."""
+    return field(default="default", eq=False, metadata={_ROLE: Role.ORIGIN})
+
+
+def computed(default: Any) -> Any:
+    """Field that no source can set; not part of equality."""
+    return field(default=default, eq=False, repr=False, metadata={_ROLE: Role.COMPUTED})
+
+
+def role(attribute: Attribute[Any]) -> Role:
+    """The role of an attrs field."""
+    found = attribute.metadata.get(_ROLE, Role.KEY if attribute.init else Role.COMPUTED)
+    assert isinstance(found, Role)
+    return found
+
+
+def selected_spec(attribute: Attribute[Any]) -> type[AnySpec]:
+    """The kind of spec that an ``own_keys`` field waits for."""
+    spec: type[AnySpec] = attribute.metadata[_SPEC]
+    return spec
+
+
+def is_secret(attribute: Attribute[Any]) -> bool:
+    """Whether the field's value must not be shown."""
+    return bool(attribute.metadata.get("secret"))
+
+
+def positive(_instance: object, _attribute: Attribute[Any], value: float) -> None:
+    """Validator: above zero."""
+    if value <= 0:
+        raise ValueError("must be above zero")
+
+
+def not_blank(_instance: object, _attribute: Attribute[Any], value: str | None) -> None:
+    """Validator: None, or text with something to read in it."""
+    if value is not None and not value.strip():
+        raise ValueError("must not be empty")
+
+
+@frozen(kw_only=True)
+class TextKind:
+    """A ``NewType`` whose values are written as text of a certain form.
+
+    ``parse`` raises ``ValueError`` with a sentence for the user.
+    """
+
+    parse: Callable[[str], Any]
+    expected: str
+    """For ``expected ..., not ...`` when the value is not even text."""
+    remedy: str
+
+
+TextKinds: TypeAlias = Mapping[Any, TextKind]
+"""By ``NewType``, which has no type of its own that a checker would accept here."""
+
+UNIT_KINDS: TextKinds = {
+    ByteSize: TextKind(
+        parse=parse_size,
+        expected="a size with a unit",
+        remedy="write a number and a unit, such as 16GiB (1024-based) or 16GB (1000-based)",
+    ),
+    Duration: TextKind(
+        parse=parse_duration,
+        expected="a duration with a unit",
+        remedy="write a number and a unit, such as 250ms, 30s, 5min or 2h",
+    ),
+}

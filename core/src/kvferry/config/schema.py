@@ -1,0 +1,152 @@
+"""What core itself can be told. Keys of plugins are not here: their options classes hold those."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from typing import NewType
+
+from attrs import field, frozen
+
+from kvferry.api import BackendSpec, ConnectorSpec, EvictionSpec, Fact
+from kvferry.config.fields import (
+    UNIT_KINDS,
+    TextKind,
+    TextKinds,
+    computed,
+    not_blank,
+    origin,
+    own_keys,
+    positive,
+)
+from kvferry.config.leaves import HIDDEN, Leaf
+from kvferry.config.units import ByteSize
+
+TierName = NewType("TierName", str)
+"""Lower-case letters, digits, ``_`` and ``-``, so that variables and dotted names can reach it."""
+RuleId = NewType("RuleId", str)
+"""Id of a compatibility rule, upper-case; written in any letter case."""
+Reason = NewType("Reason", str)
+"""Text with something to read in it."""
+
+
+class OnError(enum.Enum):
+    """What a plugin that cannot be loaded means for the instance."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+@frozen(kw_only=True)
+class PluginEntry:
+    """A plugin to load. Short spellings: ``name`` and ``name@distribution``."""
+
+    name: str = field(validator=not_blank, metadata={"doc": "name of the plugin"})
+    distribution: str | None = field(
+        default=None,
+        validator=not_blank,
+        metadata={"doc": "which distribution, where two offer the same name"},
+    )
+    on_error: OnError = field(
+        default=OnError.FAIL, metadata={"doc": "whether the instance starts without it"}
+    )
+    origin: str = origin()
+
+
+@frozen(kw_only=True)
+class Eviction:
+    """How a tier makes room. Short spelling: the policy's name."""
+
+    use: str = field(default="lru", metadata={"doc": "name of the eviction policy"})
+    options: object = own_keys(EvictionSpec)
+    origin: str = origin()
+
+
+@frozen(kw_only=True)
+class Tier:
+    """A configured use of a backend."""
+
+    use: str = field(metadata={"doc": "name of the backend"})
+    capacity: ByteSize = field(
+        validator=positive, metadata={"doc": "how much the tier may hold, such as 16GiB"}
+    )
+    eviction: Eviction = field(factory=Eviction, metadata={"doc": "how the tier makes room"})
+    options: object = own_keys(BackendSpec)
+    origin: str = origin()
+
+
+@frozen(kw_only=True)
+class Connector:
+    """The host integration. The host knows which connector it is, so ``use`` may be left out."""
+
+    use: str | None = field(default=None, metadata={"doc": "name of the connector"})
+    options: object = own_keys(ConnectorSpec)
+    origin: str = origin()
+
+
+@frozen(kw_only=True)
+class Config:
+    """A whole configuration without faults. Immutable; may be read from any thread."""
+
+    plugins: tuple[PluginEntry, ...] = field(default=(), metadata={"doc": "plugins to load, in this order"})
+    chunk_tokens: int = field(default=256, validator=positive, metadata={"doc": "tokens that one key covers"})
+    instance: str | None = field(
+        default=None, validator=not_blank, metadata={"doc": "name of this instance among its peers"}
+    )
+    model_identity: str | None = field(
+        default=None,
+        validator=not_blank,
+        metadata={"doc": "takes the place of the model's own identity in keys"},
+    )
+    runtime_dir: str | None = field(
+        default=None, validator=not_blank, metadata={"doc": "folder for sockets of this host"}
+    )
+    tiers: Mapping[TierName, Tier] = field(factory=dict, metadata={"doc": "tiers by name, fast to slow"})
+    connector: Connector = field(factory=Connector, metadata={"doc": "the host integration"})
+    waive: Mapping[RuleId, Reason] = field(
+        factory=dict, metadata={"doc": "compatibility rules to ignore, each with its reason"}
+    )
+    leaves: tuple[Leaf, ...] = computed(())
+    """Every value with its path and origin, in the order of the schema."""
+
+    def facts(self) -> Mapping[str, Fact]:
+        """Every value as a fact by its dotted path. A secret's value is ``***``, or None if unset."""
+        facts = {}
+        for leaf in self.leaves:
+            path = ".".join(leaf.path)
+            value = HIDDEN if leaf.secret and leaf.value is not None else leaf.value
+            facts[path] = Fact(path=path, value=value, origin=leaf.origin)
+        return facts
+
+
+def _parse_tier_name(text: str) -> TierName:
+    if re.fullmatch(r"[a-z0-9]+(?:[_-][a-z0-9]+)*", text) is None:
+        raise ValueError("a tier's name is made of a-z, 0-9 and single '_' or '-' inside")
+    return TierName(text)
+
+
+def _parse_rule_id(text: str) -> RuleId:
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", text) is None:
+        raise ValueError("not the id of a rule, such as CPU001")
+    return RuleId(text.upper())
+
+
+def _parse_reason(text: str) -> Reason:
+    if not text.strip():
+        raise ValueError("a waiver needs a reason")
+    return Reason(text)
+
+
+TEXT_KINDS: TextKinds = {
+    **UNIT_KINDS,
+    TierName: TextKind(
+        parse=_parse_tier_name, expected="a tier's name", remedy="rename it, for example ssd_2"
+    ),
+    RuleId: TextKind(parse=_parse_rule_id, expected="a rule's id", remedy="'kvferry check' prints the ids"),
+    Reason: TextKind(
+        parse=_parse_reason,
+        expected="the reason as text",
+        remedy="say in a few words why the rule may be ignored here",
+    ),
+}

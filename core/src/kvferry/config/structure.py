@@ -1,0 +1,249 @@
+"""Nodes into attrs instances: strict, and every fault at its place.
+
+cattrs dispatches on annotations; the hooks read nodes instead of plain values, because a plain
+value has forgotten where it stood. A hook that cannot give a value records why and raises
+:class:`Rejected`; whoever holds the siblings goes on with them, so that one run finds all faults.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import attrs
+from attrs import evolve
+from cattrs import Converter
+
+from kvferry.api import ErrorKind
+from kvferry.config.fields import TextKind, TextKinds
+from kvferry.config.hints import optional_of
+from kvferry.config.nodes import Broken, Fault, Node, brief, describe, fault
+from kvferry.config.yaml_text import resolve_plain
+
+
+class Rejected(Exception):
+    """No value; the reason is among the structurer's faults."""
+
+
+class Structurer:
+    """One run over one tree. Not shared between threads.
+
+    ``section`` structures a node into an attrs class; it is handed in because sections know about
+    plugins and this module does not.
+    """
+
+    def __init__(self, kinds: TextKinds, section: Callable[[Structurer, Node, type[Any]], Any]) -> None:
+        self.faults: list[Fault] = []
+        self._section = section
+        self._converter = self._make_converter(kinds)
+
+    def structure(self, node: Node, annotation: Any) -> Any:
+        """The value of ``node``. Raises :class:`Rejected` when there is none."""
+        if node.value is Broken.BROKEN:
+            raise Rejected
+        return self._converter.structure(node, annotation)
+
+    def record(
+        self,
+        node: Node,
+        what: str,
+        *,
+        why: str = "",
+        remedy: str = "",
+        kind: ErrorKind = ErrorKind.CONFIG,
+    ) -> None:
+        """Keep a fault that stands at ``node``."""
+        self.faults.append(fault(node.place, node.path, what, why=why, remedy=remedy, kind=kind))
+
+    def reject(self, node: Node, expected: str, remedy: str = "") -> Rejected:
+        """Record that ``node`` is not what was expected; raise what this returns."""
+        self.record(node, f"expected {expected}, not {describe(node)}", remedy=remedy)
+        return Rejected()
+
+    def _make_converter(self, kinds: TextKinds) -> Converter:
+        converter = Converter()
+        # Later registrations win, so whatever none of the hooks below knows ends here: cattrs' own
+        # hooks would coerce ("false" becomes True, 1.9 becomes 1) and cannot read nodes.
+        converter.register_structure_hook_func(lambda _: True, self._unsupported)
+        converter.register_structure_hook_func(_is_class(enum.Enum), self._enum)
+        converter.register_structure_hook_func(_is_generic(Mapping, dict), self._mapping)
+        converter.register_structure_hook_func(_is_generic(Sequence, list), self._list)
+        converter.register_structure_hook_func(_is_generic(tuple), self._tuple)
+        converter.register_structure_hook_func(lambda t: optional_of(t) is not None, self._optional)
+        converter.register_structure_hook_func(
+            lambda t: isinstance(t, type) and attrs.has(t), lambda n, t: self._section(self, n, t)
+        )
+        converter.register_structure_hook(bool, self._bool)
+        converter.register_structure_hook(int, self._int)
+        converter.register_structure_hook(float, self._float)
+        converter.register_structure_hook(str, self._text)
+        converter.register_structure_hook(bytes, self._unsupported)
+        converter.register_structure_hook(Path, self._unsupported)
+        for new_type, kind in kinds.items():
+            converter.register_structure_hook(new_type, self._hook_of(kind))
+        return converter
+
+    def _hook_of(self, kind: TextKind) -> Callable[[Node, Any], Any]:
+        def hook(node: Node, _annotation: Any) -> Any:
+            if not isinstance(node.value, str):
+                raise self.reject(node, kind.expected, kind.remedy)
+            try:
+                return kind.parse(node.value)
+            except ValueError as error:
+                what = "this value is not acceptable" if node.secret else str(error)
+                self.record(node, what, remedy=kind.remedy)
+                raise Rejected from None
+
+        return hook
+
+    def _bool(self, node: Node, _annotation: Any) -> bool:
+        value = node.value
+        if isinstance(value, bool):
+            return value
+        remedy = ""
+        if isinstance(value, str):
+            word = value.lower()
+            if word in ("true", "false"):
+                remedy = "remove the quotes" if node.quoted else f"write {word}"
+            elif word in ("yes", "on", "y"):
+                remedy = "write true"
+            elif word in ("no", "off", "n"):
+                remedy = "write false"
+        raise self.reject(node, "true or false", remedy)
+
+    def _int(self, node: Node, annotation: Any) -> Any:
+        if annotation is not int:
+            return self._subclass(node, annotation)
+        value = node.value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        raise self.reject(node, "a whole number", _number_remedy(node, int))
+
+    def _float(self, node: Node, annotation: Any) -> Any:
+        if annotation is not float:
+            return self._subclass(node, annotation)
+        value = node.value
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+        raise self.reject(node, "a finite number", _number_remedy(node, float))
+
+    def _text(self, node: Node, annotation: Any) -> Any:
+        if annotation is not str:
+            return self._subclass(node, annotation)
+        if isinstance(node.value, str):
+            return node.value
+        plain = not isinstance(node.value, (dict, tuple)) and node.value is not None
+        raise self.reject(node, "text", "put quotes around it" if plain else "")
+
+    def _subclass(self, node: Node, annotation: Any) -> Any:
+        # cattrs finds StrEnum and IntEnum by their first base class.
+        if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+            return self._enum(node, annotation)
+        return self._unsupported(node, annotation)
+
+    def _enum(self, node: Node, annotation: type[enum.Enum]) -> enum.Enum:
+        for member in annotation:
+            if type(node.value) is type(member.value) and node.value == member.value:
+                return member
+        words = ", ".join(repr(member.value) for member in annotation)
+        remedy = ""
+        if isinstance(node.value, bool):
+            remedy = "put quotes around it"
+        raise self.reject(node, f"one of {words}", remedy)
+
+    def _optional(self, node: Node, annotation: Any) -> Any:
+        if node.value is None:
+            return None
+        return self.structure(node, optional_of(annotation))
+
+    def _list(self, node: Node, annotation: Any) -> list[Any]:
+        (inner,) = get_args(annotation)
+        items = self._items(node)
+        return self._all(items, [inner] * len(items))
+
+    def _tuple(self, node: Node, annotation: Any) -> tuple[Any, ...]:
+        inner = get_args(annotation)
+        items = self._items(node)
+        if len(inner) == 2 and inner[1] is ...:
+            inner = (inner[0],) * len(items)
+        elif len(inner) != len(items):
+            raise self.reject(node, f"a list of {len(inner)} values", f"it has {len(items)}")
+        return tuple(self._all(items, inner))
+
+    def _items(self, node: Node) -> tuple[Node, ...]:
+        if isinstance(node.value, tuple):
+            return node.value
+        remedy = ""
+        if isinstance(node.value, str) and not node.secret:
+            remedy = f"write a list of one: [{brief(node.value)}]"
+        raise self.reject(node, "a list", remedy)
+
+    def _all(self, items: Sequence[Node], annotations: Sequence[Any]) -> list[Any]:
+        results = []
+        for item, annotation in zip(items, annotations, strict=True):
+            try:
+                results.append(self.structure(item, annotation))
+            except Rejected:
+                continue
+        if len(results) < len(items):
+            raise Rejected
+        return results
+
+    def _mapping(self, node: Node, annotation: Any) -> dict[Any, Any]:
+        if not isinstance(node.value, dict):
+            remedy = "write {} or remove the key" if node.value is None else ""
+            raise self.reject(node, "a mapping", remedy)
+        key_type, value_type = get_args(annotation)
+        results: dict[Any, Any] = {}
+        failed = not node.complete
+        for name, child in node.value.items():
+            key_node = evolve(child, value=name, place=child.key_place, secret=False)
+            pair = []
+            for part, annotation in ((key_node, key_type), (child, value_type)):
+                try:
+                    pair.append(self.structure(part, annotation))
+                except Rejected:
+                    failed = True
+            if len(pair) == 2 and pair[0] in results:
+                self.record(key_node, f"the same as an earlier key: {brief(str(pair[0]))}")
+                failed = True
+            elif len(pair) == 2:
+                results[pair[0]] = pair[1]
+        if failed:
+            raise Rejected
+        return results
+
+    def _unsupported(self, node: Node, annotation: Any) -> Any:
+        name = getattr(annotation, "__name__", None) or str(annotation)
+        self.record(
+            node,
+            f"its options class asks for {name}, which a configuration cannot hold",
+            remedy="use bool, int, float, str, ByteSize, Duration, an enum, an attrs class, "
+            "tuple[...], list[...], Mapping[str, ...] or one of these with '| None'",
+            kind=ErrorKind.PLUGIN,
+        )
+        raise Rejected
+
+
+def _number_remedy(node: Node, number: type) -> str:
+    value = node.value
+    if not isinstance(value, str) or node.secret:
+        return ""
+    if node.quoted and isinstance(resolve_plain(value), number):
+        return "remove the quotes"
+    if re.fullmatch(r"[-+]?[0-9_]{1,40}", value) and value.strip("+-_"):
+        plain = int(value.replace("_", ""))
+        return f"write {plain}, without leading zeros or underscores"
+    return ""
+
+
+def _is_class(base: type) -> Callable[[Any], bool]:
+    return lambda annotation: isinstance(annotation, type) and issubclass(annotation, base)
+
+
+def _is_generic(*origins: type) -> Callable[[Any], bool]:
+    return lambda annotation: get_origin(annotation) in origins and bool(get_args(annotation))

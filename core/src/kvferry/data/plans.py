@@ -1,0 +1,108 @@
+"""Plans: what the control plane asks a data plane to copy, row by row.
+
+A row is one engine block and its place in a slot. Plans that must be ordered with the forward pass
+travel in the connector's step metadata; their outcomes come back over the side channel.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+
+
+class Direction(enum.Enum):
+    """From where to where the bytes of a transfer go."""
+
+    SAVE = "save"
+    """From the engine's blocks into slots (gather)."""
+    LOAD = "load"
+    """From slots into the engine's blocks (scatter)."""
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """One unit of work of one request: parallel columns, one row per engine block.
+
+    ``slots`` and ``positions`` are little-endian int32 columns; ``blocks`` holds one such column per
+    KV cache group. Row ``i`` says: block ``blocks[g][i]`` of group ``g`` belongs at block position
+    ``positions[i]`` of slot ``slots[i]``. Rows of one slot are neighbours.
+    """
+
+    id: int
+    request_id: str
+    direction: Direction
+    slots: bytes
+    positions: bytes
+    blocks: tuple[bytes, ...]
+
+    @classmethod
+    def of(
+        cls,
+        id: int,
+        request_id: str,
+        direction: Direction,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+    ) -> Self:
+        """Pack plain sequences. All columns must have the same length."""
+        if any(len(column) != len(slots) for column in (positions, *blocks)):
+            raise ValueError("the columns of a transfer have different lengths")
+        return cls(
+            id=id,
+            request_id=request_id,
+            direction=direction,
+            slots=np.asarray(slots, "<i4").tobytes(),
+            positions=np.asarray(positions, "<i4").tobytes(),
+            blocks=tuple(np.asarray(column, "<i4").tobytes() for column in blocks),
+        )
+
+    @property
+    def slot_column(self) -> Int32Array:
+        return np.frombuffer(self.slots, "<i4")
+
+    @property
+    def position_column(self) -> Int32Array:
+        return np.frombuffer(self.positions, "<i4")
+
+    def block_column(self, group: int) -> Int32Array:
+        return np.frombuffer(self.blocks[group], "<i4")
+
+    def __len__(self) -> int:
+        return len(self.slots) // 4
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """Everything one engine step asks of every rank.
+
+    ``sync_loads`` must be in the engine's memory before the forward pass, ``loads`` may finish
+    whenever they do. ``saves`` read blocks that this step's forward pass completes. ``flush`` names
+    requests whose pending saves must end before this step overwrites their blocks. ``ended`` names
+    finished requests whose blocks the engine keeps until all their saves are done; each is reported
+    exactly once. ``idle`` says that the step runs no tokens, so that waiting a moment for a load
+    delays nobody.
+    """
+
+    sync_loads: tuple[Transfer, ...] = ()
+    loads: tuple[Transfer, ...] = ()
+    saves: tuple[Transfer, ...] = ()
+    flush: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    idle: bool = False
+
+
+class TransferResult(msgspec.Struct, frozen=True):
+    """What became of a transfer on one rank.
+
+    ``failed_slots`` names every slot whose rows were not copied in full. Empty means success.
+    """
+
+    id: int
+    failed_slots: tuple[int, ...] = ()
+    reason: str = ""

@@ -1,0 +1,121 @@
+"""What is known of each plugin: one row, one state, one reason."""
+
+from __future__ import annotations
+
+import enum
+
+from attrs import field, frozen
+
+from kvferry.api import ErrorKind, KVFerryError, Manifest, Retry
+
+
+class PluginState(enum.Enum):
+    """Closed set of states."""
+
+    FOUND = "found"
+    """Installed and not listed: nothing of it was imported."""
+    CONFLICT = "conflict"
+    """Its name, or a name it provides, has two owners."""
+    MISSING = "missing"
+    """Listed and not installed."""
+    REJECTED = "rejected"
+    """Its own metadata or manifest says that it is for another kvferry."""
+    FAILED = "failed"
+    """It could not be imported, or what it says of itself is wrong."""
+    READY = "ready"
+    """Listed, checked, usable."""
+
+
+BROKEN_STATES = frozenset(
+    {PluginState.CONFLICT, PluginState.MISSING, PluginState.REJECTED, PluginState.FAILED}
+)
+
+
+@frozen(kw_only=True)
+class PluginRequest:
+    """One entry of ``plugins:``.
+
+    ``distribution`` picks one of several that bring the same name. ``required`` is false only where
+    the user wrote ``on_error: skip``. ``origin`` is the place in the configuration.
+    """
+
+    name: str
+    distribution: str | None = None
+    required: bool = True
+    origin: str = ""
+
+    @classmethod
+    def parse(cls, text: str, *, required: bool = True, origin: str = "") -> PluginRequest:
+        """``name`` or ``name@distribution``."""
+        name, at, distribution = text.partition("@")
+        return cls(
+            name=name,
+            distribution=distribution if at else None,
+            required=required,
+            origin=origin,
+        )
+
+
+@frozen(kw_only=True)
+class Provided:
+    """One spec that a plugin brings: ``backend cpu``."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@frozen(kw_only=True)
+class PluginRecord:
+    """The row of one plugin.
+
+    ``distributions`` holds ``name version`` of every owner, more than one only in a conflict.
+    ``reason`` and ``remedy`` are sentences, empty while nothing is wrong. ``error`` is the exception
+    behind the reason, where there was one.
+    """
+
+    name: str
+    state: PluginState
+    distributions: tuple[str, ...] = ()
+    module: str = ""
+    manifest: Manifest | None = None
+    provides: tuple[Provided, ...] = ()
+    reason: str = ""
+    remedy: str = ""
+    listed: bool = False
+    required: bool = False
+    origin: str = ""
+    error: BaseException | None = field(default=None, eq=False, repr=False)
+
+    @property
+    def broken(self) -> bool:
+        """Listed and not usable."""
+        return self.listed and self.state in BROKEN_STATES
+
+    @property
+    def distribution(self) -> str:
+        """``name version``, several joined by ``and``, empty for a plugin that is not installed."""
+        return " and ".join(self.distributions)
+
+    def as_error(self) -> KVFerryError:
+        """The row as the error that a start ends with."""
+        return KVFerryError(
+            f"plugin '{self.name}' {_PHRASES[self.state]}",
+            kind=ErrorKind.PLUGIN,
+            where=self.origin,
+            why=self.reason,
+            remedy=self.remedy,
+            retry=Retry.AFTER_CHANGE,
+        )
+
+
+_PHRASES = {
+    PluginState.FOUND: "is installed and not listed",
+    PluginState.CONFLICT: "is in conflict",
+    PluginState.MISSING: "is not installed",
+    PluginState.REJECTED: "is rejected",
+    PluginState.FAILED: "failed",
+    PluginState.READY: "is ready",
+}

@@ -1,0 +1,22 @@
+"""How a gate says no."""
+
+from __future__ import annotations
+
+from kvferry.plugins.records import PluginState
+
+
+class Refusal(Exception):
+    """A gate refused a plugin. Never leaves the loader: it becomes the plugin's row."""
+
+    def __init__(
+        self,
+        state: PluginState,
+        reason: str,
+        remedy: str,
+        error: BaseException | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.state = state
+        self.reason = reason
+        self.remedy = remedy
+        self.error = error

@@ -1,0 +1,136 @@
+"""Where the scheduler and the workers of one engine meet.
+
+Workers are built before the scheduler and neither waits for the other, so both derive the same
+folder from the engine id. The folder is private to the user; the scheduler puts a fresh secret into
+it, and a worker that cannot read the secret is not answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvferry.api import ErrorKind, KVFerryError, Retry
+
+_SOCKET = "side.sock"
+_TOKEN = "token"
+_LOCK = "lock"
+_UNIX_PATH_LIMIT = 107
+"""Bytes of a socket path on Linux, without the terminating zero (unix(7))."""
+
+
+class MeetingPlace:
+    """Paths of one engine's meeting folder. Creating the object touches nothing.
+
+    ``engine_id`` is the engine's own, already different for every data-parallel rank.
+    """
+
+    def __init__(self, engine_id: str, runtime_dir: str | None, environment: Mapping[str, str]) -> None:
+        base = runtime_dir or environment.get("XDG_RUNTIME_DIR")
+        root = Path(base) / "kvferry" if base else Path(f"/tmp/kvferry-{os.getuid()}")
+        self.folder = root / hashlib.sha256(engine_id.encode()).hexdigest()[:24]
+        self._lock: int | None = None
+        if len(os.fsencode(self.folder / _SOCKET)) > _UNIX_PATH_LIMIT:
+            raise KVFerryError(
+                f"the runtime folder's path is too long for a socket: {self.folder}",
+                kind=ErrorKind.CONFIG,
+                where="runtime_dir",
+                why=f"a Unix socket path has at most {_UNIX_PATH_LIMIT} bytes",
+                remedy="set runtime_dir to a shorter path",
+            )
+
+    @property
+    def endpoint(self) -> str:
+        """ZeroMQ address of the side channel."""
+        return f"ipc://{self.folder / _SOCKET}"
+
+    def claim(self) -> str:
+        """Make the folder this process's own and return the fresh secret. Scheduler only.
+
+        Raises :class:`KVFerryError` when another living engine with the same id holds it. A dead
+        owner's folder is taken over.
+        """
+        _private_folder(self.folder.parent)
+        while self._lock is None:
+            _private_folder(self.folder)
+            self._lock = self._try_lock()
+        token = secrets.token_hex(32)
+        temporary = self.folder / f".{_TOKEN}.{os.getpid()}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(token)
+        temporary.replace(self.folder / _TOKEN)
+        return token
+
+    def _try_lock(self) -> int | None:
+        """Descriptor of the held lock, or None when its file was just removed by a leaving owner."""
+        path = self.folder / _LOCK
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise KVFerryError(
+                "another engine with the same engine id is running on this host",
+                kind=ErrorKind.CONFIG,
+                where=str(self.folder),
+                why=str(error),
+                remedy="give each engine its own kv_transfer_config engine_id, or stop the other one",
+                retry=Retry.AFTER_CHANGE,
+            ) from error
+        try:
+            current = path.stat().st_ino == os.fstat(lock).st_ino
+        except OSError:
+            current = False
+        if not current:
+            os.close(lock)
+            return None
+        return lock
+
+    def read_token(self) -> str | None:
+        """The secret, or None while the scheduler has not written it. Worker only."""
+        try:
+            return (self.folder / _TOKEN).read_text()
+        except OSError:
+            return None
+
+    def release(self) -> None:
+        """Remove the folder and give up the claim. Idempotent."""
+        if self._lock is None:
+            return
+        for name in (_TOKEN, _SOCKET, _LOCK):
+            with contextlib.suppress(OSError):
+                (self.folder / name).unlink()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+        os.close(self._lock)
+        self._lock = None
+
+
+def _private_folder(path: Path) -> None:
+    """Create ``path`` for this user alone, or check that it is so already."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise KVFerryError(
+            f"cannot create the runtime folder {path}",
+            kind=ErrorKind.IO,
+            where="runtime_dir",
+            why=str(error),
+            remedy="set runtime_dir to a folder that this user may write",
+        ) from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise KVFerryError(
+            f"the runtime folder {path} is not private to this user",
+            kind=ErrorKind.CONFIG,
+            where="runtime_dir",
+            why=f"owner {status.st_uid}, mode {stat.filemode(status.st_mode)}",
+            remedy=f"remove it, or chmod 700 {path}, or set runtime_dir to another folder",
+        )

@@ -1,0 +1,85 @@
+"""What the scheduler side knows of one engine request, and how its tokens become plans."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from attrs import define, frozen
+
+from kvferry.control.keys import KeyChain, MediaItem
+
+
+@frozen(kw_only=True)
+class RequestOptions:
+    """What a client may ask for one request."""
+
+    store: bool = True
+    load: bool = True
+
+
+class LoadState(enum.Enum):
+    """Where a request is with its load. A request loads at most once between preemptions."""
+
+    NONE = "none"
+    MATCHED = "matched"
+    """Chunks are leased; the engine has not allocated blocks yet."""
+    LOADING = "loading"
+    FINISHED = "finished"
+
+
+@define(kw_only=True)
+class RequestState:
+    """One request, from its first match to its end.
+
+    ``tokens`` is the engine's own growing sequence of token ids. ``blocks`` holds one block table
+    per KV cache group, as the scheduler's output told it. ``next_chunk`` is the first chunk whose
+    bytes this request has not yet offered to the tier.
+    """
+
+    id: str
+    tokens: Sequence[int]
+    prompt_tokens: int
+    chain: KeyChain
+    salt: str
+    options: RequestOptions
+    media: tuple[MediaItem, ...] = ()
+    blocks: tuple[list[int], ...] = ()
+    computed: int = 0
+    next_chunk: int = 0
+    saved_tail: int = 0
+    """Tokens of the longest beginning that was offered as a tail, counted from the prompt's start."""
+    load: LoadState = LoadState.NONE
+    lease: int = 0
+    matched_slots: tuple[int, ...] = ()
+    matched_tokens: int = 0
+    matched_version: int = -1
+    local_tokens: int = 0
+    preemptions: int = 0
+    saves: int = 0
+    """Transfers of this request that have been planned and have no result yet."""
+    prompt_saved: bool = False
+    refused_chunks: int = 0
+    """Number of complete chunks at the time of the last refusal for lack of room."""
+    counted: bool = False
+    keyed: bool = False
+
+    def extend_chain(self, valid: int) -> None:
+        """Let the chain cover the first ``valid`` tokens, hashing only those that are new.
+
+        All media items lie in the prompt, so the first call covers the whole prompt.
+        """
+        if not self.keyed:
+            self.keyed = True
+            self.chain.extend(self.tokens[: self.prompt_tokens], media=self.media)
+        if valid > self.chain.tokens:
+            self.chain.extend(self.tokens[self.chain.tokens : valid])
+
+    def forget_blocks(self) -> None:
+        """The engine took all blocks away (preemption)."""
+        self.blocks = ()
+        self.computed = 0
+        self.load = LoadState.NONE
+        self.matched_slots = ()
+        self.matched_tokens = 0
+        self.local_tokens = 0

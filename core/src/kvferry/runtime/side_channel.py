@@ -1,0 +1,285 @@
+"""The side channel: control messages between one scheduler and its workers, beside the engine.
+
+ZeroMQ over a Unix socket in a private folder. It works while the engine is idle and while it is
+busy, because each end owns a thread. Sending never waits: messages go into a queue first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvferry.data.wire import (
+    MAXIMUM_MESSAGE_BYTES,
+    WIRE_VERSION,
+    FromWorker,
+    Hello,
+    Refused,
+    SayHello,
+    ToWorker,
+    Welcome,
+)
+
+if TYPE_CHECKING:
+    import zmq
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+"""How often a worker says that it lives, and how often timers run."""
+_BEAT_MILLISECONDS = int(BEAT_SECONDS * 1000)
+_GREET_MILLISECONDS = 50
+LOST_AFTER_SECONDS = 15.0
+"""A worker that was silent for this long is treated as lost: far beyond a stall of the interpreter."""
+
+
+class SideChannelServer:
+    """The scheduler's end. Calls ``on_message(peer, message)`` and ``on_tick()`` from its own thread.
+
+    ``on_message`` sees only messages of workers whose hello carried the right token and version;
+    a hello is passed on too and answered with what ``on_message`` returns: None accepts it, text
+    refuses it.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        token: str,
+        on_message: Callable[[FromWorker], str | None],
+        on_tick: Callable[[], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._token = token
+        self._on_message = on_message
+        self._on_tick = on_tick
+        self._known: dict[bytes, tuple[int, int]] = {}
+        self._decoder = msgspec.msgpack.Decoder(FromWorker)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._stop: int = -1
+        self._thread: threading.Thread | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    def open(self) -> None:
+        """Bind and start the service thread."""
+        import zmq
+
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._context = zmq.Context()
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_MESSAGE_BYTES)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        socket.bind(self._endpoint)
+        self._thread = threading.Thread(
+            target=self._run, args=(socket,), name="kvferry-service", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, socket: zmq.Socket[bytes]) -> None:
+        import zmq
+
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._stop, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(_BEAT_MILLISECONDS))
+            if self._stop in ready:
+                break
+            if socket in ready:
+                self._drain(socket)
+            try:
+                self._on_tick()
+            except Exception:
+                logger.exception("kvferry: a timer failed")
+        socket.close(0)
+
+    def _drain(self, socket: zmq.Socket[bytes]) -> None:
+        import zmq
+
+        # Bounded, so that timers run under a flood of messages too.
+        for _ in range(256):
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            answer = self._answer(frames)
+            if answer is not None:
+                with contextlib.suppress(zmq.ZMQError):
+                    socket.send_multipart([frames[0], self._encoder.encode(answer)], zmq.NOBLOCK)
+
+    def _answer(self, frames: list[bytes]) -> ToWorker | None:
+        if len(frames) != 2:
+            return None
+        peer = frames[0]
+        try:
+            message = self._decoder.decode(frames[1])
+        except msgspec.DecodeError as error:
+            logger.warning("kvferry: dropped a message that is not ours: %s", error)
+            return None
+        if isinstance(message, Hello):
+            return self._greet(peer, message)
+        if self._known.get(peer) != (message.rank, message.epoch):
+            return SayHello()
+        try:
+            self._on_message(message)
+        except Exception:
+            logger.exception("kvferry: a worker's message could not be handled")
+        return None
+
+    def _greet(self, peer: bytes, hello: Hello) -> ToWorker:
+        if hello.version != WIRE_VERSION:
+            return Refused(f"wire version {hello.version}, the scheduler speaks {WIRE_VERSION}")
+        if hello.token != self._token:
+            return Refused("the token is not this scheduler's")
+        refusal = self._on_message(hello)
+        if refusal is not None:
+            return Refused(refusal)
+        self._known[peer] = (hello.rank, hello.epoch)
+        return Welcome(hello.epoch)
+
+    def close(self) -> None:
+        """Stop the thread and unbind. Idempotent."""
+        if self._thread is None:
+            return
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        self._thread = None
+        os.close(self._stop)
+        assert self._context is not None
+        self._context.term()
+
+
+class SideChannelClient:
+    """A worker's end. Connects lazily: until a token can be read, messages wait in a queue.
+
+    ``identity`` names this worker and its epoch. ``make_hello(token)`` builds the introduction; it is
+    called again whenever the scheduler asks.
+    Threads: ``send`` from any thread; the callbacks run on the client's own thread.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        identity: str,
+        read_token: Callable[[], str | None],
+        make_hello: Callable[[str], Hello],
+        make_beat: Callable[[], FromWorker],
+        on_refused: Callable[[str], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._identity = identity.encode()
+        self._read_token = read_token
+        self._make_hello = make_hello
+        self._make_beat = make_beat
+        self._on_refused = on_refused
+        self._queue: deque[FromWorker] = deque()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToWorker)
+        self._welcome = False
+        self._greeted_with: str | None = None
+        self._closing = False
+        self._wake = -1
+        self._thread: threading.Thread | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    def open(self) -> None:
+        """Start the thread. Does not wait for the scheduler."""
+        import zmq
+
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._context = zmq.Context()
+        self._thread = threading.Thread(target=self._run, name="kvferry-side", daemon=True)
+        self._thread.start()
+
+    def send(self, message: FromWorker) -> None:
+        """Queue a message. Never waits."""
+        self._queue.append(message)
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def _run(self) -> None:
+        import zmq
+
+        assert self._context is not None
+        socket = self._context.socket(zmq.DEALER)
+        # A fixed identity, so that a connection that was cut and made again is the same peer, and
+        # results on their way are not answered with a request to introduce oneself.
+        socket.setsockopt(zmq.IDENTITY, self._identity)
+        socket.setsockopt(zmq.LINGER, 200)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.connect(self._endpoint)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        wait = _GREET_MILLISECONDS
+        while not self._closing:
+            ready = dict(poller.poll(wait))
+            if self._wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+            if socket in ready:
+                self._receive(socket)
+            self._greet(socket)
+            self._flush(socket)
+            if self._welcome and not ready:
+                socket.send(self._encoder.encode(self._make_beat()))
+            wait = _BEAT_MILLISECONDS if self._welcome else _GREET_MILLISECONDS
+        self._flush(socket)
+        socket.close()
+
+    def _greet(self, socket: zmq.Socket[bytes]) -> None:
+        if self._welcome:
+            return
+        token = self._read_token()
+        if token is None or token == self._greeted_with:
+            return
+        self._greeted_with = token
+        socket.send(self._encoder.encode(self._make_hello(token)))
+
+    def _flush(self, socket: zmq.Socket[bytes]) -> None:
+        while self._welcome and self._queue:
+            socket.send(self._encoder.encode(self._queue.popleft()))
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        import zmq
+
+        while True:
+            try:
+                frame = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = self._decoder.decode(frame)
+            except msgspec.DecodeError as error:
+                logger.warning("kvferry: dropped a message that is not ours: %s", error)
+                continue
+            if isinstance(message, Welcome):
+                self._welcome = True
+            elif isinstance(message, SayHello):
+                self._welcome = False
+                self._greeted_with = None
+            else:
+                self._welcome = False
+                self._on_refused(message.reason)
+
+    def close(self) -> None:
+        """Send what is queued if the scheduler is there, and stop. Idempotent."""
+        if self._thread is None:
+            return
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        self._thread = None
+        wake, self._wake = self._wake, -1
+        os.close(wake)
+        assert self._context is not None
+        self._context.term()

@@ -1,0 +1,223 @@
+"""What an engine start and ``kvferry check`` do alike: read, load, judge, and tell all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from kvferry.api import (
+    AnySpec,
+    ErrorKind,
+    Fact,
+    HostEnvironment,
+    KVFerryError,
+    KVFerryErrors,
+    Retry,
+)
+from kvferry.compat import Waiver, check
+from kvferry.config import Config, ConfigSources, OnError, RawConfig, Selection, read_core
+from kvferry.plugins import (
+    DistributionSource,
+    LoadedPlugins,
+    PluginRequest,
+    installed_distributions,
+    load_plugins,
+)
+from kvferry.plugins.descriptions import SPEC_HOOKS
+from kvferry.runtime.examination import Examination
+
+EngineFacts = Callable[[Config], Iterable[Fact]]
+"""Facts about the engine. They may depend on the configuration: a chunk's bytes follow from
+``chunk_tokens``."""
+
+_KIND_OF: Mapping[type[AnySpec], str] = {spec_type: kind for kind, _, spec_type in SPEC_HOOKS}
+
+
+def no_engine(config: Config) -> Iterable[Fact]:
+    """The facts when no engine is there, as when a file is checked by itself."""
+    del config
+    return ()
+
+
+@frozen(kw_only=True)
+class Reading:
+    """A configuration and its plugins before any rule has judged.
+
+    ``config`` is ``None`` when ``config_faults`` is not empty or an options class is broken.
+    """
+
+    name: str
+    plugins: LoadedPlugins
+    config: Config | None
+    config_faults: tuple[KVFerryError, ...]
+    plugin_faults: tuple[KVFerryError, ...]
+
+
+@frozen(kw_only=True)
+class Prepared:
+    """Everything a start needs, found fit."""
+
+    config: Config
+    plugins: LoadedPlugins
+    examination: Examination
+
+
+def requests_of(raw: RawConfig) -> list[PluginRequest]:
+    """The entries of ``plugins:`` as the loader takes them."""
+    return [
+        PluginRequest(
+            name=entry.name,
+            distribution=entry.distribution,
+            required=entry.on_error is OnError.FAIL,
+            origin=entry.origin,
+        )
+        for entry in raw.plugins
+    ]
+
+
+def read(
+    sources: ConfigSources,
+    *,
+    connector: str | None = None,
+    distributions: DistributionSource = installed_distributions,
+) -> Reading:
+    """Read the configuration and load the plugins that it lists. Never raises for their sake.
+
+    ``connector`` is the host's own name for itself, for a ``connector:`` section without ``use``.
+    """
+    raw = read_core(sources)
+    plugins = load_plugins(requests_of(raw), distributions=distributions)
+    config, faults = _structure(raw, plugins, connector)
+    return Reading(
+        name=raw.name,
+        plugins=plugins,
+        config=config,
+        config_faults=tuple(fault for fault in faults if fault.kind is not ErrorKind.PLUGIN),
+        plugin_faults=(
+            *plugins.faults(),
+            *(fault for fault in faults if fault.kind is ErrorKind.PLUGIN),
+        ),
+    )
+
+
+def examine(
+    sources: ConfigSources,
+    environment: HostEnvironment,
+    engine_facts: EngineFacts = no_engine,
+    *,
+    connector: str | None = None,
+    distributions: DistributionSource = installed_distributions,
+) -> Examination:
+    """Read, load, probe this host and apply every rule. Never raises for what it finds.
+
+    Rules are not applied to a configuration with faults: its facts are incomplete, and complaints
+    about what could not be read would mislead.
+    """
+    reading = read(sources, connector=connector, distributions=distributions)
+    plugins, config = reading.plugins, reading.config
+    probed = plugins.facts(environment)
+    facts = dict(probed.facts)
+    report = None
+    if config is not None:
+        facts.update(_spec_facts(plugins, config))
+        facts.update(config.facts())
+        facts.update({fact.path: fact for fact in engine_facts(config)})
+        report = check(plugins.rules(), facts, _waivers(config))
+    return Examination(
+        name=reading.name,
+        plugins=plugins,
+        config=config,
+        facts=facts,
+        config_faults=reading.config_faults,
+        plugin_faults=(*reading.plugin_faults, *probed.required_faults),
+        skipped=(*(row.as_error() for row in plugins.skipped()), *probed.skipped_faults),
+        report=report,
+    )
+
+
+def prepare(
+    sources: ConfigSources,
+    environment: HostEnvironment,
+    engine_facts: EngineFacts = no_engine,
+    *,
+    connector: str | None = None,
+    distributions: DistributionSource = installed_distributions,
+) -> Prepared:
+    """:func:`examine`, and refuse to go on with an error or an error rule that is unverified.
+
+    Raises :class:`KVFerryError` whose text contains the text of ``kvferry check``; every process of
+    an engine that calls this with the same facts raises the same text.
+    """
+    examination = examine(
+        sources, environment, engine_facts, connector=connector, distributions=distributions
+    )
+    config = examination.config
+    if config is None or examination.prevents_start:
+        raise KVFerryError(
+            f"kvferry does not start with this configuration\n\n{examination.text()}",
+            kind=_kind(examination),
+            retry=Retry.AFTER_CHANGE,
+        )
+    return Prepared(config=config, plugins=examination.plugins, examination=examination)
+
+
+def _kind(examination: Examination) -> ErrorKind:
+    if examination.plugin_faults:
+        return ErrorKind.PLUGIN
+    return ErrorKind.CONFIG if examination.config_faults else ErrorKind.COMPATIBILITY
+
+
+def _structure(
+    raw: RawConfig, plugins: LoadedPlugins, connector: str | None
+) -> tuple[Config | None, tuple[KVFerryError, ...]]:
+    def options_of(selection: Selection) -> type[Any] | None:
+        kind = _KIND_OF[selection.spec]
+        name = selection.use
+        if name is None and kind == "connector":
+            name = connector or _only_connector(plugins)
+        return None if name is None else plugins.options_class(kind, name)
+
+    try:
+        return raw.structure(options_of), ()
+    except KVFerryErrors as errors:
+        return None, errors.errors
+
+
+def _only_connector(plugins: LoadedPlugins) -> str | None:
+    names = [owned.spec.name for owned in plugins.specs("connector")]
+    if len(names) > 1:
+        raise KVFerryError(
+            "several connectors are listed, so it is not clear whose section this is",
+            kind=ErrorKind.CONFIG,
+            remedy=f"set connector.use to one of: {', '.join(names)}",
+            retry=Retry.AFTER_CHANGE,
+        )
+    return names[0] if names else None
+
+
+def _spec_facts(plugins: LoadedPlugins, config: Config) -> dict[str, Fact]:
+    """What the chosen specs claim, below the sections that chose them, and the known devices."""
+    facts: dict[str, Fact] = {}
+    for tier, section in config.tiers.items():
+        origin = f"plugin {plugins.owned('backend', section.use).plugin.name}"
+        capabilities = plugins.backend(section.use).capabilities
+        for field in attrs.fields(type(capabilities)):
+            path = f"tiers.{tier}.capabilities.{field.name}"
+            value = getattr(capabilities, field.name)
+            facts[path] = Fact(path=path, value=value, origin=origin)
+    for owned in plugins.specs("device"):
+        path = f"devices.{owned.spec.name}.name"
+        origin = f"plugin {owned.plugin.name}"
+        facts[path] = Fact(path=path, value=owned.spec.name, origin=origin)
+    return facts
+
+
+def _waivers(config: Config) -> list[Waiver]:
+    facts = config.facts()
+    return [
+        Waiver(rule_id=rule_id, reason=reason, origin=facts[f"waive.{rule_id}"].origin)
+        for rule_id, reason in config.waive.items()
+    ]

@@ -1,0 +1,220 @@
+"""The worker side of one rank: executes plans, reports outcomes, decides nothing about keys."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection
+
+from attrs import field, frozen
+
+from kvferry.data.copy import SpanCopier
+from kvferry.data.engine_side import EngineSide
+from kvferry.data.mover import Mover, MoverStatistics
+from kvferry.data.plans import Direction, StepPlan, Transfer, TransferResult
+from kvferry.data.store_side import StoreSide
+from kvferry.data.wire import WIRE_VERSION, Bye, Done, FromWorker, Hello, Ready
+from kvferry.runtime.address import MeetingPlace
+from kvferry.runtime.side_channel import SideChannelClient
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 0.25
+"""How long a preemption may wait for saves of the blocks it takes; later saves are dropped."""
+IDLE_WAIT_SECONDS = 0.02
+"""How long a step without tokens waits for loads, instead of turning the engine's loop in vain."""
+CLOSE_SECONDS = 5.0
+
+
+@frozen(kw_only=True)
+class StepReport:
+    """What the engine must hear after a step. Every request id appears exactly once per load and
+    once per end."""
+
+    finished_sending: frozenset[str] = field(factory=frozenset)
+    finished_receiving: frozenset[str] = field(factory=frozenset)
+    failed_receiving: frozenset[str] = field(factory=frozenset)
+    """Also in ``finished_receiving``."""
+    invalid_blocks: frozenset[int] = field(factory=frozenset)
+    """Of the first group; only complete for engines with one group."""
+
+
+class WorkerRuntime:
+    """One rank. The step methods belong to the worker's thread.
+
+    ``failures`` counts synchronous loads that failed. From the step in which one failed until the
+    scheduler has seen it, nothing that the forward pass computed may be saved, because it may have
+    read the bytes that are missing.
+    """
+
+    def __init__(
+        self,
+        engine: EngineSide,
+        store: StoreSide,
+        copier: SpanCopier,
+        place: MeetingPlace,
+        *,
+        rank: int,
+        world_size: int,
+        epoch: int,
+        fingerprint: str,
+        verify: bool = False,
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._copier = copier
+        self._place = place
+        self._rank = rank
+        self._world_size = world_size
+        self._epoch = epoch
+        self._fingerprint = fingerprint
+        self._verify = verify
+        self._mover: Mover | None = None
+        self._client: SideChannelClient | None = None
+        self._lock = threading.Lock()
+        self._arrived: list[tuple[Transfer, TransferResult]] = []
+        self._ended: set[str] = set()
+        self._sync_results: list[tuple[Transfer, TransferResult]] = []
+        self.failures = 0
+
+    def open(self) -> None:
+        """Open the tier, start the mover and the side channel. Does not wait for the scheduler."""
+        region = self._store.open(self._announce_ready)
+        self._mover = Mover(self._engine, region, self._copier, self._on_result, verify=self._verify)
+        self._mover.open()
+        self._client = SideChannelClient(
+            self._place.endpoint,
+            f"{self._rank}-{self._epoch}",
+            self._place.read_token,
+            self._hello,
+            self._ready,
+            self._refused,
+        )
+        self._client.open()
+        self._announce_ready()
+
+    def close(self) -> None:
+        """Stop copying, say good-bye, give the memory back. Idempotent."""
+        if self._mover is not None:
+            ended = self._mover.close(CLOSE_SECONDS)
+            if self._client is not None:
+                if ended:
+                    self._client.send(Bye(rank=self._rank, epoch=self._epoch))
+                self._client.close()
+            if not ended:
+                logger.error("kvferry: a copy did not end in %g s; its memory stays mapped", CLOSE_SECONDS)
+                return
+        self._store.close()
+
+    # -- the step -------------------------------------------------------------------------------
+
+    def before_overwrite(self, plan: StepPlan) -> None:
+        """Blocks of the requests in ``plan.flush`` may be overwritten after this returns."""
+        if plan.flush:
+            started = time.monotonic()
+            if not self._running().finish_saves(plan.flush, FLUSH_SECONDS):
+                logger.warning(
+                    "kvferry: dropped saves of preempted requests after %.0f ms",
+                    1000 * (time.monotonic() - started),
+                )
+
+    def start_loads(self, plan: StepPlan) -> None:
+        """Run the synchronous loads to their end, submit the others."""
+        for transfer in plan.sync_loads:
+            result = self._running().run_now(transfer)
+            if result.failed_slots:
+                self.failures += 1
+            self._sync_results.append((transfer, result))
+            self._send(result)
+        if plan.loads:
+            self._running().submit(plan.loads)
+
+    def submit_saves(self, plan: StepPlan, failures_seen: int) -> None:
+        """Queue the step's saves; the forward pass has been submitted before.
+
+        ``failures_seen`` is how many of this rank's failures the scheduler knew when it made the
+        plan.
+        """
+        if plan.saves and failures_seen < self.failures:
+            for transfer in plan.saves:
+                slots = tuple(sorted(set(transfer.slot_column.tolist())))
+                self._send(TransferResult(transfer.id, slots, "computed after a load that failed"))
+        elif plan.saves:
+            self._running().submit(plan.saves)
+        self._ended.update(plan.ended)
+
+    def report(self, plan: StepPlan) -> StepReport:
+        """What happened up to now. Call once per step, after :meth:`submit_saves`."""
+        mover = self._running()
+        if plan.idle:
+            mover.wait_for_loads(IDLE_WAIT_SECONDS)
+        with self._lock:
+            arrived, self._arrived = self._arrived, []
+        sync, self._sync_results = self._sync_results, []
+        sent = {name for name in self._ended if mover.pending(name, Direction.SAVE) == 0}
+        self._ended -= sent
+        failed = {transfer.request_id for transfer, result in arrived if result.failed_slots}
+        invalid: set[int] = set()
+        for transfer, result in [*arrived, *sync]:
+            invalid |= _blocks_of(transfer, result.failed_slots)
+        return StepReport(
+            finished_sending=frozenset(sent),
+            finished_receiving=frozenset(transfer.request_id for transfer, _ in arrived),
+            failed_receiving=frozenset(failed),
+            invalid_blocks=frozenset(invalid),
+        )
+
+    def statistics(self) -> MoverStatistics:
+        return self._running().statistics()
+
+    # -- side channel ---------------------------------------------------------------------------
+
+    def _on_result(self, transfer: Transfer, result: TransferResult) -> None:
+        if transfer.direction is Direction.LOAD:
+            with self._lock:
+                self._arrived.append((transfer, result))
+        self._send(result)
+
+    def _send(self, result: TransferResult) -> None:
+        if self._client is not None:
+            self._client.send(Done(rank=self._rank, epoch=self._epoch, results=(result,)))
+
+    def _announce_ready(self) -> None:
+        if self._client is not None:
+            self._client.send(self._ready())
+
+    def _ready(self) -> FromWorker:
+        return Ready(rank=self._rank, epoch=self._epoch, slots=self._store.ready_slots())
+
+    def _hello(self, token: str) -> Hello:
+        return Hello(
+            version=WIRE_VERSION,
+            token=token,
+            rank=self._rank,
+            world_size=self._world_size,
+            epoch=self._epoch,
+            fingerprint=self._fingerprint,
+            slots=self._store.slots,
+            slot_bytes=self._engine.layout.total_bytes,
+        )
+
+    def _refused(self, reason: str) -> None:
+        logger.error("kvferry: the scheduler refused rank %d: %s; no cache here", self._rank, reason)
+
+    def _running(self) -> Mover:
+        assert self._mover is not None, "open() was not called"
+        return self._mover
+
+
+def _blocks_of(transfer: Transfer, slots: Collection[int]) -> set[int]:
+    if not slots:
+        return set()
+    bad = set(slots)
+    return {
+        block
+        for slot, block in zip(
+            transfer.slot_column.tolist(), transfer.block_column(0).tolist(), strict=True
+        )
+        if slot in bad
+    }

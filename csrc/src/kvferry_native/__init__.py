@@ -1,0 +1,24 @@
+"""The loops of kvferry that must not run in Python.
+
+Addresses are raw: nothing here checks that they are mapped. Callers compare them with the regions a
+plan may name first (``kvferry.data.copy.check_plan``).
+"""
+
+from kvferry_native._native import (
+    ABI,
+    advise_hugepages,
+    copy_spans,
+    pack_tokens,
+    populate,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ABI",
+    "__version__",
+    "advise_hugepages",
+    "copy_spans",
+    "pack_tokens",
+    "populate",
+]

@@ -1,0 +1,16 @@
+from collections.abc import Sequence
+from typing import SupportsIndex, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+# Anything with a one-dimensional contiguous buffer of uint64.
+_Words: TypeAlias = NDArray[np.uint64] | Buffer
+
+ABI: int
+
+def copy_spans(dst: _Words, src: _Words, length: _Words, threads: int = 1) -> None: ...
+def populate(address: int, length: int, allow_touch: bool = True) -> bool: ...
+def advise_hugepages(address: int, length: int) -> bool: ...
+def pack_tokens(tokens: Sequence[SupportsIndex]) -> bytes: ...

@@ -1,0 +1,13 @@
+"""Keys of a tier that uses the CPU backend."""
+
+from __future__ import annotations
+
+from attrs import frozen
+from kvferry.api import HugePages
+
+
+@frozen(kw_only=True)
+class CPUOptions:
+    """Own keys in the tier's section; the capacity is core's."""
+
+    huge_pages: HugePages = HugePages.AUTO

@@ -1,0 +1,1 @@
+"""kvferry's connector for vLLM. Importing this package imports neither vLLM nor torch."""

@@ -1,0 +1,96 @@
+"""Entry module: what this plugin offers, without importing vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvferry.api import (
+    ConnectorSpec,
+    Example,
+    Known,
+    Manifest,
+    Path,
+    Rule,
+    Severity,
+    hookimpl,
+)
+
+MANIFEST = Manifest(
+    name="connector_vllm",
+    api=">=1.0,<2",
+    rule_prefix="VLLM",
+    summary="lets vLLM reuse KV cache from kvferry's tiers",
+)
+
+
+@hookimpl
+def kvferry_connectors() -> Iterable[ConnectorSpec]:
+    return [
+        ConnectorSpec(
+            name="vllm",
+            options="kvferry_connector_vllm.options:VLLMConnectorOptions",
+            summary="connector KVFerryConnector of vLLM's KV transfer interface",
+        )
+    ]
+
+
+@hookimpl
+def kvferry_rules() -> Iterable[Rule]:
+    return [
+        Rule(
+            id="VLLM001",
+            severity=Severity.ERROR,
+            when=Known("engine.kv_load_failure_policy"),
+            require=Path("engine.kv_load_failure_policy") == "recompute",
+            message="vLLM would answer a failed cache load with an error to the client "
+            "(kv_load_failure_policy is {engine.kv_load_failure_policy})",
+            fix='put "kv_load_failure_policy": "recompute" into --kv-transfer-config; beside other '
+            "connectors, into MultiConnector's own entry as well as into kvferry's",
+            source="upstream-code vLLM 0.32 v1/core/sched/scheduler.py, which reads the outer entry only",
+            examples=(
+                Example(facts={"engine.kv_load_failure_policy": "recompute"}, passes=True),
+                Example(facts={"engine.kv_load_failure_policy": "fail"}, passes=False),
+            ),
+        ),
+        Rule(
+            id="VLLM002",
+            severity=Severity.ERROR,
+            when=Known("engine.kv_role"),
+            require=Path("engine.kv_role") == "kv_both",
+            message="a cache stores and loads, so its kv_role is kv_both, not {engine.kv_role}",
+            fix='put "kv_role": "kv_both" into --kv-transfer-config',
+            source="upstream-code vLLM 0.32 config/kv_transfer.py",
+            examples=(
+                Example(facts={"engine.kv_role": "kv_both"}, passes=True),
+                Example(facts={"engine.kv_role": "kv_producer"}, passes=False),
+            ),
+        ),
+        Rule(
+            id="VLLM003",
+            severity=Severity.NOTE,
+            when=Known("engine.groups") & (Path("connector.load") == "sync"),
+            require=Path("engine.groups") == 1,
+            message="the model has {engine.groups} KV cache groups, so loads are asynchronous in spite "
+            "of connector.load: sync",
+            fix="set connector.load: async",
+            source="upstream-code vLLM 0.32: failed blocks of synchronous loads can be reported for "
+            "models with one group only",
+            examples=(
+                Example(facts={"engine.groups": 1, "connector.load": "sync"}, passes=True),
+                Example(facts={"engine.groups": 2, "connector.load": "sync"}, passes=False),
+            ),
+        ),
+        Rule(
+            id="VLLM004",
+            severity=Severity.WARNING,
+            when=Known("connector.verify"),
+            require=Path("connector.verify") == False,  # noqa: E712 - builds a formula
+            message="connector.verify digests every block twice, which costs more than the copy",
+            fix="use it to find a fault, then set connector.verify: false",
+            source="measured: make bench, row verify",
+            examples=(
+                Example(facts={"connector.verify": False}, passes=True),
+                Example(facts={"connector.verify": True}, passes=False),
+            ),
+        ),
+    ]

@@ -1,0 +1,96 @@
+"""A worker's half of the connector."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from attrs import asdict
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+from kvferry.runtime import WorkerRuntime
+from kvferry_connector_vllm.pages import engine_groups
+from kvferry_connector_vllm.scheduler_role import KVFerryMetadata, KVFerryWorkerMetadata
+from kvferry_connector_vllm.startup import Startup
+from kvferry_connector_vllm.stats import KVFerryStats
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = logging.getLogger(__name__)
+
+_COUNTED = ("saved_bytes", "loaded_bytes", "verified_blocks", "mismatched_blocks")
+
+
+class WorkerRole:
+    """Turns vLLM's calls into calls of :class:`~kvferry.runtime.WorkerRuntime`, on the worker's thread.
+
+    The configuration is checked in the constructor, so that an engine with an error stops before it
+    allocates anything.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+        self._startup = Startup(vllm_config, kv_cache_config)
+        self._startup.check()
+        self._config = kv_cache_config
+        self._runtime: WorkerRuntime | None = None
+        self._invalid: set[int] = set()
+        self._counted: dict[str, int] = {}
+
+    def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if self._startup.supported:
+            self._runtime = self._startup.open_worker(engine_groups(kv_caches, self._config))
+
+    def close(self) -> None:
+        if self._runtime is not None:
+            self._runtime.close()
+
+    def before_overwrite(self, metadata: KVFerryMetadata) -> None:
+        if self._runtime is not None:
+            self._runtime.before_overwrite(metadata.plan)
+
+    def start_loads(self, metadata: KVFerryMetadata) -> None:
+        if self._runtime is not None:
+            self._runtime.start_loads(metadata.plan)
+
+    def submit_saves(self, metadata: KVFerryMetadata) -> None:
+        if self._runtime is not None:
+            seen = metadata.failures_seen.get(self._startup.rank, 0)
+            self._runtime.submit_saves(metadata.plan, seen)
+
+    def transfer_results(self, metadata: KVFerryMetadata) -> KVConnectorTransferResults:
+        if self._runtime is None:
+            return KVConnectorTransferResults()
+        report = self._runtime.report(metadata.plan)
+        # One group: the engine keeps what lies before the first bad block. Several: it can only be
+        # told per request, and recomputes all of it.
+        by_request = len(self._config.kv_cache_groups) > 1
+        self._invalid |= set() if by_request else report.invalid_blocks
+        return KVConnectorTransferResults(
+            finished_sending=set(report.finished_sending),
+            finished_recving=set(report.finished_receiving),
+            failed_recving=set(report.failed_receiving) if by_request else set(),
+        )
+
+    def take_invalid_blocks(self) -> set[int]:
+        invalid, self._invalid = self._invalid, set()
+        return invalid
+
+    def worker_metadata(self) -> KVFerryWorkerMetadata | None:
+        if self._runtime is None or self._runtime.failures == 0:
+            return None
+        return KVFerryWorkerMetadata({self._startup.rank: self._runtime.failures})
+
+    def take_stats(self) -> KVFerryStats | None:
+        """Counters since the last call."""
+        if self._runtime is None:
+            return None
+        totals = asdict(self._runtime.statistics())
+        changed = {name: totals[name] - self._counted.get(name, 0) for name in _COUNTED}
+        changed = {name: value for name, value in changed.items() if value}
+        if not changed:
+            return None
+        self._counted = totals
+        return KVFerryStats(data=changed)
