@@ -63,7 +63,7 @@ def _outcome(when: Expression, require: Expression, facts: Facts) -> Outcome:
     holds = require.evaluate(facts)
     if holds is Truth.TRUE:
         return Outcome.OK
-    if holds is Truth.FALSE:
+    if applies is Truth.TRUE and holds is Truth.FALSE:
         return Outcome.VIOLATED
     return Outcome.UNVERIFIED
 
