@@ -187,7 +187,7 @@ class Known(Expression):
         return f"{self.path} is known"
 
 
-@frozen
+@frozen(order=False)
 class Path:
     """A fact to compare with a constant: ``Path("connector.load") == "sync"``."""
 

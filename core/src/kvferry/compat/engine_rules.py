@@ -42,46 +42,6 @@ ENGINE_RULES = (
         ),
     ),
     Rule(
-        id="CORE021",
-        severity=Severity.ERROR,
-        when=WITH_ENGINE,
-        require=Path("engine.kv_load_failure_policy") == "recompute",
-        message="kv_load_failure_policy is {engine.kv_load_failure_policy}: a chunk that cannot be "
-        "loaded would end the user's request with an error, so a cache outage would become an "
-        "outage of the service",
-        fix='set "kv_load_failure_policy": "recompute" in the kv-transfer-config',
-        source="upstream-code vLLM 0.32, KVTransferConfig.kv_load_failure_policy",
-        examples=(
-            Example(
-                facts={
-                    "engine.block_tokens": 16,
-                    "engine.kv_load_failure_policy": "recompute",
-                },
-                passes=True,
-            ),
-            Example(
-                facts={"engine.block_tokens": 16, "engine.kv_load_failure_policy": "fail"},
-                passes=False,
-            ),
-        ),
-    ),
-    Rule(
-        id="CORE022",
-        severity=Severity.ERROR,
-        when=WITH_ENGINE,
-        require=Path("engine.kv_role") == "kv_both",
-        message="kv_role is {engine.kv_role}, and one engine that both stores and loads needs "
-        "kv_both; producer and consumer halves of a hand-off are not built yet",
-        fix='set "kv_role": "kv_both" in the kv-transfer-config',
-        source="design",
-        examples=(
-            Example(facts={"engine.block_tokens": 16, "engine.kv_role": "kv_both"}, passes=True),
-            Example(
-                facts={"engine.block_tokens": 16, "engine.kv_role": "kv_producer"}, passes=False
-            ),
-        ),
-    ),
-    Rule(
         id="CORE023",
         severity=Severity.ERROR,
         when=WITH_ENGINE,

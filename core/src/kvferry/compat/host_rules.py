@@ -113,7 +113,7 @@ HOST_RULES = (
         message="the native copy loops are not in use ({native.why}); NumPy copies instead, which "
         "is slower and holds the interpreter's lock longer",
         fix="pip install kvferry-native",
-        source="measured",
+        source="measured: make bench, table copy",
         examples=(
             Example(facts={"native.available": True, "native.why": "found"}, passes=True),
             Example(
@@ -129,7 +129,7 @@ HOST_RULES = (
         message="the system gives no huge pages to memory files (setting: "
         "{host.huge_pages_shmem}), so first touches and copies are slower than they could be",
         fix="echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled  (as root)",
-        source="measured",
+        source="measured: make bench, table copy",
         examples=(
             Example(facts={"host.huge_pages_shmem": "advise"}, passes=True),
             Example(facts={"host.huge_pages_shmem": "never"}, passes=False),

@@ -71,7 +71,7 @@ def find_config(environment: Mapping[str, str], overrides: Mapping[str, Any]) ->
         return None
     value, place, path = named[0]
     if not isinstance(value, str) or not value.strip() or scalar_problem(value):
-        shown = brief(value) if isinstance(value, str) else f"a {type(value).__name__}"
+        shown = brief(value) if isinstance(value, str) else f"a value of type {type(value).__name__}"
         raise fault(
             place,
             path,
@@ -157,15 +157,16 @@ def override_tree(overrides: Mapping[str, Any], *, complete: bool) -> tuple[Node
             remedy = f"write '{_PREFIX}.' and the dotted name of a setting"
             faults.append(fault(_OVERRIDE, (), what, remedy=remedy))
             continue
+        if path == (_FILE_KEY,):
+            continue
         value = _native(overrides[key], path, faults, complete=complete)
+        if not path and isinstance(value.value, dict):
+            value.value.pop(_FILE_KEY, None)
         if path or isinstance(value.value, dict):
             branches.append(branch(path, value, complete=complete))
         elif value.value is not Broken.BROKEN:
             faults.append(fault(_OVERRIDE, (), f"{_PREFIX!r} must hold a mapping of settings"))
-    root = combined(branches, _OVERRIDE, faults, complete=complete)
-    if isinstance(root.value, dict):
-        root.value.pop(_FILE_KEY, None)
-    return root, faults
+    return combined(branches, _OVERRIDE, faults, complete=complete), faults
 
 
 def _native(value: object, path: ConfigPath, faults: list[Fault], *, complete: bool) -> Node:

@@ -38,7 +38,7 @@ _TIME_UNITS: Mapping[str, Decimal] = {
     "us": Decimal("0.000001"),
 }
 # Digits are bounded so that no text, however long, costs more than a glance.
-_QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?) *([A-Za-z]*)")
+_QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,40})?) *([A-Za-z]*)")
 
 
 def parse_size(text: str) -> ByteSize:

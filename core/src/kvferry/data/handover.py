@@ -9,7 +9,8 @@ import struct
 from kvferry.api import ErrorKind, KVFerryError
 
 _LENGTH = struct.Struct("<I")
-_MOST_DESCRIPTORS = 8
+_DESCRIPTOR = struct.Struct("i")
+_ROOM = socket.CMSG_SPACE(8 * _DESCRIPTOR.size)  # more than one, so that a wrong count can be told
 
 
 def send_fd(connection: socket.socket, fd: int, message: bytes) -> None:
@@ -40,12 +41,13 @@ def recv_fd(connection: socket.socket, *, limit: int = 1 << 16) -> tuple[bytes, 
 
 
 def _receive_frame(connection: socket.socket, fds: list[int], limit: int) -> bytes:
-    # Descriptors arrive with the first byte. Without this flag a program that this process starts
-    # would inherit them.
-    head, received, flags, _ = socket.recv_fds(
-        connection, _LENGTH.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-    )
-    fds.extend(received)
+    # Descriptors arrive with the first byte. They must not be inherited by programs that this process
+    # starts; socket.recv_fds does not pass its flags on in Python 3.11, so it cannot ask for that.
+    head, ancillary, flags, _ = connection.recvmsg(_LENGTH.size, _ROOM, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(data) - len(data) % _DESCRIPTOR.size
+            fds.extend(fd for (fd,) in _DESCRIPTOR.iter_unpack(data[:whole]))
     if flags & socket.MSG_CTRUNC:
         raise _unexpected("descriptors were lost; is the limit on open files reached?")
     head += _receive(connection, _LENGTH.size - len(head))

@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from kvferry.api import ErrorKind, KVFerryError, Retry
 _SOCKET = "side.sock"
 _TOKEN = "token"
 _LOCK = "lock"
+_LOCK_ATTEMPTS = 10
+_LOCK_PAUSE_SECONDS = 0.01
 _UNIX_PATH_LIMIT = 107
 """Bytes of a socket path on Linux, without the terminating zero (unix(7))."""
 
@@ -60,6 +63,7 @@ class MeetingPlace:
         while self._lock is None:
             _private_folder(self.folder)
             self._lock = self._try_lock()
+        _sweep(self.folder.parent)
         token = secrets.token_hex(32)
         temporary = self.folder / f".{_TOKEN}.{os.getpid()}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -70,28 +74,27 @@ class MeetingPlace:
 
     def _try_lock(self) -> int | None:
         """Descriptor of the held lock, or None when its file was just removed by a leaving owner."""
-        path = self.folder / _LOCK
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            raise KVFerryError(
-                "another engine with the same engine id is running on this host",
-                kind=ErrorKind.CONFIG,
-                where=str(self.folder),
-                why=str(error),
-                remedy="give each engine its own kv_transfer_config engine_id, or stop the other one",
-                retry=Retry.AFTER_CHANGE,
-            ) from error
-        try:
-            current = path.stat().st_ino == os.fstat(lock).st_ino
-        except OSError:
-            current = False
-        if not current:
-            os.close(lock)
-            return None
-        return lock
+        for attempt in range(_LOCK_ATTEMPTS):
+            try:
+                return _locked(self.folder / _LOCK, os.O_CREAT)
+            except FileNotFoundError:
+                return None
+            except BlockingIOError as error:
+                # Another engine's start may be looking whether this folder was left behind.
+                if attempt == _LOCK_ATTEMPTS - 1:
+                    raise self._taken(error) from error
+                time.sleep(_LOCK_PAUSE_SECONDS)
+        return None
+
+    def _taken(self, error: OSError) -> KVFerryError:
+        return KVFerryError(
+            "another engine with the same engine id is running on this host",
+            kind=ErrorKind.CONFIG,
+            where=str(self.folder),
+            why=str(error),
+            remedy="give each engine its own kv_transfer_config engine_id, or stop the other one",
+            retry=Retry.AFTER_CHANGE,
+        )
 
     def read_token(self) -> str | None:
         """The secret, or None while the scheduler has not written it. Worker only."""
@@ -104,13 +107,46 @@ class MeetingPlace:
         """Remove the folder and give up the claim. Idempotent."""
         if self._lock is None:
             return
-        for name in (_TOKEN, _SOCKET, _LOCK):
-            with contextlib.suppress(OSError):
-                (self.folder / name).unlink()
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
+        _remove(self.folder)
         os.close(self._lock)
         self._lock = None
+
+
+def _remove(folder: Path) -> None:
+    """Remove a meeting folder whose lock is held."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+def _sweep(root: Path) -> None:
+    """Remove what engines left behind that were killed. A folder without a lock is being made."""
+    for folder in root.iterdir():
+        try:
+            lock = _locked(folder / _LOCK)
+        except OSError:
+            continue
+        if lock is not None:
+            _remove(folder)
+            os.close(lock)
+
+
+def _locked(path: Path, flags: int = 0) -> int | None:
+    """Descriptor of the file, locked; None when it is no longer the file at ``path``, so that the lock
+    says nothing about the folder. Raises ``OSError``; ``BlockingIOError`` when somebody has it."""
+    lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.stat().st_ino == os.fstat(lock).st_ino:
+            return lock
+    except FileNotFoundError:
+        pass
+    except OSError:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
 
 
 def _private_folder(path: Path) -> None:

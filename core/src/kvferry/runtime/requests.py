@@ -61,6 +61,8 @@ class RequestState:
     prompt_saved: bool = False
     refused_chunks: int = 0
     """Number of complete chunks at the time of the last refusal for lack of room."""
+    orphaned: bool = False
+    """A chunk was refused because the one before it is no longer resident."""
     counted: bool = False
     keyed: bool = False
 

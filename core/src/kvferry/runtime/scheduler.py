@@ -354,6 +354,10 @@ class SchedulerRuntime:
             valid = min(valid, state.prompt_tokens)
         if state.options.store and blocks and all(blocks) and state.blocks:
             state.blocks = tuple(list(table) for table in blocks)
+            if state.orphaned:
+                # Its beginning was evicted while it ran. Offered once more, the whole of it can be
+                # found by the next turn; without that, nothing of it can.
+                state.next_chunk = 0
             self._plan_saves(state, valid, tail_limit=valid)
         if state.saves == 0:
             return False
@@ -425,6 +429,7 @@ class SchedulerRuntime:
             if item.outcome in _REFUSED:
                 # Asked again when the next chunk is complete, not at every token.
                 state.refused_chunks = full
+                state.orphaned |= item.outcome is WriteOutcome.NO_PARENT
                 break
             if write is tail:
                 state.saved_tail = tail_end

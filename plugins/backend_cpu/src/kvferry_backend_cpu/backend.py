@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kvferry.api import Arena, ArenaOptions, BackendContext, Region
-
 from kvferry_backend_cpu.options import CPUOptions
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attrs import frozen
+
 from kvferry.api import HugePages
 
 

@@ -13,7 +13,6 @@ from kvferry.api import (
     Rule,
     hookimpl,
 )
-
 from kvferry_backend_cpu.facts import cpu_memory_facts
 from kvferry_backend_cpu.rules import RULES
 

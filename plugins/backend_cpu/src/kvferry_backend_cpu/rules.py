@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kvferry.api import Check, Example, Known, Path, Rule, Severity
-
 from kvferry_backend_cpu.facts import AVAILABLE, RESERVED
 
 _GIB = 1 << 30

@@ -1,0 +1,210 @@
+"""A whole instance around a fake engine: manager, both runtimes, a tier per rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from attrs import define, field
+
+from kvferry.api import EvictionPolicy, GroupGeometry, KVGeometry
+from kvferry.control.identity import LoRAIdentity, Namespace
+from kvferry.control.keys import KeyChain
+from kvferry.control.lru import LRU
+from kvferry.control.manager import CacheManager
+from kvferry.data.copy import NumpyCopier, SpanCopier
+from kvferry.data.engine_side import EngineSide
+from kvferry.data.store_side import StoreSide
+from kvferry.runtime.address import MeetingPlace
+from kvferry.runtime.scheduler import SchedulerRuntime
+from kvferry.runtime.worker import WorkerRuntime
+from kvferry.testing.backends import MemoryBackend, MemoryOptions
+from kvferry.testing.fake_engine import EngineSettings, FakeEngine
+from kvferry.testing.fake_memory import FakeGroup, FakeMemory
+
+MakeCopier = Callable[[int, MemoryBackend, int], SpanCopier]
+"""Makes the copier of one rank from its number, its tier and the size of a slot."""
+
+
+@define(kw_only=True)
+class InstanceSettings:
+    """``slots`` is the tier's capacity in chunks, ``chunk_blocks`` the size of a chunk in blocks."""
+
+    engine: EngineSettings = field(factory=EngineSettings)
+    groups: tuple[FakeGroup, ...] = (FakeGroup(),)
+    world_size: int = 1
+    chunk_blocks: int = 4
+    slots: int = 64
+    save_generated: bool = True
+    verify: bool = False
+    engine_id: str = "fake"
+
+
+@define
+class FakeInstance:
+    """Everything a test may want to look at or to turn."""
+
+    engine: FakeEngine
+    scheduler: SchedulerRuntime
+    workers: tuple[WorkerRuntime, ...]
+    manager: CacheManager
+    memories: tuple[FakeMemory, ...]
+    new_chain: Callable[[str, LoRAIdentity | None], KeyChain]
+
+    def settle(self, seconds: float = 10.0) -> None:
+        """Wait until the scheduler has heard of everything that the workers did."""
+        wait_until(self._quiet, seconds, "transfers without a result")
+
+    def settle_saves(self, seconds: float = 10.0) -> None:
+        """Step the engine until every save that was planned has its result."""
+
+        def saved() -> bool:
+            self.engine.step()
+            return self.scheduler.statistics()[1].reservations == 0
+
+        wait_until(saved, seconds, "saves without a result")
+
+    def wait_ready(self, seconds: float = 10.0) -> None:
+        """Wait until all workers are known and their whole tier is ready."""
+        wait_until(self._ready, seconds, "workers that never became ready")
+
+    def check_idle(self) -> None:
+        """No lease, no reservation, no slot out of use; books and blocks agree."""
+        stats = self.manager.stats()
+        assert (stats.leases, stats.reservations, stats.leased) == (0, 0, 0), stats
+        assert (stats.reserved, stats.retiring, stats.quarantined) == (0, 0, 0), stats
+        self.manager.check()
+        self.engine.check_idle()
+
+    def _quiet(self) -> bool:
+        stats = self.scheduler.statistics()[1]
+        return stats.reservations == 0 and stats.leases == 0
+
+    def _ready(self) -> bool:
+        stats = self.scheduler.statistics()[1]
+        return self.scheduler.workers_ready() and stats.capacity > 0
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Poll until ``condition()``; ``AssertionError`` with ``what`` at the deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} after {seconds:g} s"
+        time.sleep(0.001)
+
+
+def numpy_copier(rank: int, backend: MemoryBackend, slot_bytes: int) -> SpanCopier:
+    """The copier that works everywhere."""
+    del rank, backend, slot_bytes
+    return NumpyCopier()
+
+
+@contextmanager
+def open_fake_instance(
+    folder: Path,
+    settings: InstanceSettings | None = None,
+    *,
+    make_copier: MakeCopier = numpy_copier,
+    policy: EvictionPolicy | None = None,
+    watch: Callable[[CacheManager], object] | None = None,
+) -> Iterator[FakeInstance]:
+    """Open all of it, workers known and ready, and close all of it.
+
+    ``folder`` must have a short path: a socket lies in it. ``watch`` is told of the manager, for a
+    guard that looks for leaks.
+    """
+    settings = settings or InstanceSettings()
+    engine = settings.engine
+    chunk_tokens = settings.chunk_blocks * engine.block_tokens
+    manager = CacheManager(
+        capacity=settings.slots,
+        chunk_tokens=chunk_tokens,
+        block_tokens=engine.block_tokens,
+        policy=policy or LRU(),
+        lease_seconds=60.0,
+        write_seconds=60.0,
+    )
+    if watch is not None:
+        watch(manager)
+    with ExitStack() as stack:
+        scheduler = SchedulerRuntime(
+            manager,
+            MeetingPlace(settings.engine_id, str(folder), {}),
+            world_size=settings.world_size,
+            fingerprint="fake",
+            block_tokens=engine.block_tokens,
+            chunk_tokens=chunk_tokens,
+            groups=len(settings.groups),
+            synchronous=engine.synchronous,
+            save_generated=settings.save_generated,
+        )
+        scheduler.open()
+        stack.callback(scheduler.close)
+        memories = []
+        workers = []
+        for rank in range(settings.world_size):
+            memory = FakeMemory(
+                settings.groups, blocks=engine.blocks, block_tokens=engine.block_tokens, rank=rank
+            )
+            worker = _worker(folder, settings, memory, rank, make_copier)
+            worker.open()
+            stack.callback(worker.close)
+            memories.append(memory)
+            workers.append(worker)
+        new_chain = _chains(settings, chunk_tokens)
+        instance = FakeInstance(
+            FakeEngine(engine, scheduler, workers, memories, len(settings.groups), new_chain),
+            scheduler,
+            tuple(workers),
+            manager,
+            tuple(memories),
+            new_chain,
+        )
+        instance.wait_ready()
+        yield instance
+
+
+def _worker(
+    folder: Path, settings: InstanceSettings, memory: FakeMemory, rank: int, make_copier: MakeCopier
+) -> WorkerRuntime:
+    chunk_tokens = settings.chunk_blocks * settings.engine.block_tokens
+    side = EngineSide(memory.engine_groups(), chunk_tokens)
+    slot_bytes = side.layout.total_bytes
+    backend = MemoryBackend(MemoryOptions(), settings.slots * slot_bytes)
+    return WorkerRuntime(
+        side,
+        StoreSide("memory", backend, slot_bytes, rank),
+        make_copier(rank, backend, slot_bytes),
+        MeetingPlace(settings.engine_id, str(folder), {}),
+        rank=rank,
+        world_size=settings.world_size,
+        epoch=1000 + rank,
+        fingerprint="fake",
+        verify=settings.verify,
+    )
+
+
+def _chains(
+    settings: InstanceSettings, chunk_tokens: int
+) -> Callable[[str, LoRAIdentity | None], KeyChain]:
+    geometry = KVGeometry(
+        groups=tuple(
+            GroupGeometry(
+                kind="full",
+                layers=group.layers,
+                kv_heads=group.heads,
+                head_size=group.head_bytes,
+                dtype="uint8",
+            )
+            for group in settings.groups
+        ),
+        chunk_tokens=chunk_tokens,
+    )
+    namespace = Namespace(model="fake", revision="1", geometry=geometry)
+
+    def new_chain(salt: str, lora: LoRAIdentity | None) -> KeyChain:
+        return KeyChain(namespace, salt=salt, lora=lora)
+
+    return new_chain
