@@ -39,7 +39,7 @@ class KVFerryStats(KVConnectorStats):
     """Counters since the last report and the latest gauges."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, value in other.data.items():
