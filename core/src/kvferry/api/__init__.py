@@ -58,6 +58,14 @@ from kvferry.api.specs import (
     SourceSpec,
     StagingSpec,
 )
+from kvferry.api.units import (
+    ByteSize,
+    Duration,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
 from kvferry.api.version import API_VERSION
 
 __all__ = [
@@ -76,6 +84,7 @@ __all__ = [
     "BackendCapabilities",
     "BackendContext",
     "BackendSpec",
+    "ByteSize",
     "ChannelSpec",
     "Check",
     "ChunkKey",
@@ -84,6 +93,7 @@ __all__ = [
     "CommandSpec",
     "ConnectorSpec",
     "DeviceSpec",
+    "Duration",
     "EntryView",
     "ErrorKind",
     "Evicted",
@@ -115,6 +125,10 @@ __all__ = [
     "Span",
     "StagingSpec",
     "Truth",
+    "format_duration",
+    "format_size",
     "hookimpl",
     "hookspec",
+    "parse_duration",
+    "parse_size",
 ]

@@ -5,6 +5,14 @@
 remembers its origin, and all faults of a run are reported together.
 """
 
+from kvferry.api.units import (
+    ByteSize,
+    Duration,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
 from kvferry.config.fields import not_blank, positive
 from kvferry.config.leaves import Leaf
 from kvferry.config.nodes import ConfigPath
@@ -20,14 +28,6 @@ from kvferry.config.schema import (
 from kvferry.config.sections import Resolver, Selection
 from kvferry.config.show import config_data, config_text
 from kvferry.config.sources import ConfigSources, find_config
-from kvferry.config.units import (
-    ByteSize,
-    Duration,
-    format_duration,
-    format_size,
-    parse_duration,
-    parse_size,
-)
 
 __all__ = [
     "ByteSize",

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from attrs import Attribute, field, frozen
 
 from kvferry.api import AnySpec
-from kvferry.config.units import ByteSize, Duration, parse_duration, parse_size
+from kvferry.api.units import ByteSize, Duration, parse_duration, parse_size
 
 _ROLE = "kvferry.role"
 _SPEC = "kvferry.spec"

@@ -9,10 +9,10 @@ from typing import Any, get_args
 import attrs
 from attrs import frozen
 
+from kvferry.api.units import ByteSize, Duration, format_duration, format_size
 from kvferry.config.fields import Role, is_secret, role
 from kvferry.config.hints import optional_of, type_hints
 from kvferry.config.nodes import DEFAULT, ConfigPath, Node
-from kvferry.config.units import ByteSize, Duration, format_duration, format_size
 
 HIDDEN = "***"
 

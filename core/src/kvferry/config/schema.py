@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import NewType
 
-from attrs import field, frozen
+from attrs import Attribute, field, frozen
 
 from kvferry.api import BackendSpec, ConnectorSpec, EvictionSpec, Fact
+from kvferry.api.units import ByteSize
 from kvferry.config.fields import (
     UNIT_KINDS,
     TextKind,
@@ -21,7 +22,6 @@ from kvferry.config.fields import (
     positive,
 )
 from kvferry.config.leaves import HIDDEN, Leaf
-from kvferry.config.units import ByteSize
 
 TierName = NewType("TierName", str)
 """Lower-case letters, digits, ``_`` and ``-``, so that variables and dotted names can reach it."""
@@ -42,7 +42,7 @@ class OnError(enum.Enum):
 class PluginEntry:
     """A plugin to load. Short spellings: ``name`` and ``name@distribution``."""
 
-    name: str = field(validator=not_blank, metadata={"doc": "name of the plugin"})
+    name: str = field(metadata={"doc": "name of the plugin"})
     distribution: str | None = field(
         default=None,
         validator=not_blank,
@@ -52,6 +52,12 @@ class PluginEntry:
         default=OnError.FAIL, metadata={"doc": "whether the instance starts without it"}
     )
     origin: str = origin()
+
+    @name.validator
+    def _check_name(self, attribute: Attribute[str], value: str) -> None:
+        not_blank(self, attribute, value)
+        if "@" in value:
+            raise ValueError("names a distribution although 'distribution' does, too")
 
 
 @frozen(kw_only=True)

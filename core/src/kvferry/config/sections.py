@@ -96,7 +96,7 @@ class _Section:
         self._children = children
         self._cls = cls
         self._values: dict[str, Any] = {}
-        self._failed = not node.complete
+        self._failed = False
 
     def structure(self, sections: Sections) -> Any:
         fields: tuple[Attribute[Any], ...] = attrs.fields(self._cls)

@@ -130,7 +130,7 @@ def environment_tree(environment: Mapping[str, str], *, complete: bool) -> tuple
     branches: list[Node] = []
     faults: list[Fault] = []
     ours = [name for name in environment if name.upper().startswith(VARIABLE_PREFIX)]
-    for name in sorted(ours, key=lambda name: (name.count("__"), name)):
+    for name in sorted(ours):
         place = Place(Source.ENVIRONMENT, name)
         path = tuple(name[len(VARIABLE_PREFIX) :].lower().split("__"))
         if "" in path or len(path) > MAX_DEPTH:
@@ -149,7 +149,7 @@ def override_tree(overrides: Mapping[str, Any], *, complete: bool) -> tuple[Node
     branches: list[Node] = []
     faults: list[Fault] = []
     ours = [key for key in overrides if isinstance(key, str) and key.lower().startswith(_PREFIX)]
-    for key in sorted(ours, key=lambda key: (key.count("."), key)):
+    for key in sorted(ours):
         prefix, *rest = key.split(".")
         path = tuple(rest)
         if prefix != _PREFIX or "" in path or len(path) > MAX_DEPTH or scalar_problem(key):

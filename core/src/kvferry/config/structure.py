@@ -199,7 +199,7 @@ class Structurer:
             raise self.reject(node, "a mapping", remedy)
         key_type, value_type = get_args(annotation)
         results: dict[Any, Any] = {}
-        failed = not node.complete
+        failed = False
         for name, child in node.value.items():
             key_node = evolve(child, value=name, place=child.key_place, secret=False)
             pair = []
