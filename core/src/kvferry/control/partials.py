@@ -13,8 +13,8 @@ class PartialIndex:
     """Digests of fewer tokens than a chunk, each pointing at an entry that begins with them.
 
     An entry has at most ``per_entry`` such digests. They are attached when the entry is reserved,
-    found from :meth:`publish` to :meth:`hide`, and forgotten by :meth:`detach`. When two entries share one, the later
-    publication has it. Not thread-safe.
+    found from :meth:`publish` to :meth:`hide`, and forgotten by :meth:`detach`. When two entries
+    share one, the later publication has it. Not thread-safe.
     """
 
     def __init__(self, entries: int, per_entry: int) -> None:
