@@ -1,0 +1,151 @@
+"""The figures that the project holds itself to, and where each bench says them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+
+class Goal(enum.Enum):
+    AT_LEAST = "≥"
+    AT_MOST = "≤"
+    NONE = ""
+    """Shown for comparison only."""
+
+
+class Verdict(enum.Enum):
+    MET = "met"
+    MISSED = "missed"
+    SHOWN = ""
+    ABSENT = "absent"
+    """The bench did not measure it, for example without the native extension."""
+
+
+@frozen(kw_only=True)
+class Figure:
+    """One number of a bench's result: ``path`` leads to it through nested mappings."""
+
+    bench: str
+    name: str
+    path: Sequence[str]
+    unit: str = ""
+    goal: Goal = Goal.NONE
+    target: float = 0.0
+
+    def value(self, result: Mapping[str, Any]) -> float | None:
+        """The number, or None when the result does not hold it."""
+        found: Any = result
+        for key in self.path:
+            if not isinstance(found, Mapping) or key not in found:
+                return None
+            found = found[key]
+        return float(found)
+
+    def verdict(self, value: float | None) -> Verdict:
+        if value is None:
+            return Verdict.ABSENT
+        if self.goal is Goal.NONE:
+            return Verdict.SHOWN
+        met = value >= self.target if self.goal is Goal.AT_LEAST else value <= self.target
+        return Verdict.MET if met else Verdict.MISSED
+
+
+def _copy(direction: str, page: str, target: float) -> Figure:
+    return Figure(
+        bench="copy",
+        name=f"{direction}, {page} pages, to memcpy",
+        path=("copies", f"{direction} {page}", "native ratio"),
+        goal=Goal.AT_LEAST,
+        target=target,
+    )
+
+
+FIGURES: Sequence[Figure] = (
+    _copy("gather", "64 KiB", 0.9),
+    _copy("scatter", "64 KiB", 0.9),
+    _copy("gather", "4 KiB", 0.6),
+    _copy("scatter", "4 KiB", 0.6),
+    Figure(bench="copy", name="first touch of fresh memory", path=("first_touch_gb_per_s",), unit="GB/s"),
+    Figure(
+        bench="keys",
+        name="keys of 131,072 tokens from scratch",
+        path=("million_tokens_per_second", "keys from scratch, native packer", "median"),
+        unit="M tokens/s",
+        goal=Goal.AT_LEAST,
+        target=40.0,
+    ),
+    Figure(
+        bench="keys",
+        name="the same without the native extension",
+        path=("million_tokens_per_second", "keys from scratch, python packer", "median"),
+        unit="M tokens/s",
+    ),
+    Figure(
+        bench="keys",
+        name="tokens hashed in a later turn with 1,024 new ones",
+        path=("later_turn", "hashed_tokens"),
+        unit="tokens",
+        goal=Goal.AT_MOST,
+        target=1024.0,
+    ),
+    Figure(
+        bench="control",
+        name="match of 512 chunks, 10,000 resident",
+        path=("resident_10000", "match_ms"),
+        unit="ms",
+        goal=Goal.AT_MOST,
+        target=0.25,
+    ),
+    Figure(
+        bench="control",
+        name="match of 512 chunks, 1,000,000 resident",
+        path=("resident_1000000", "match_ms"),
+        unit="ms",
+        goal=Goal.AT_MOST,
+        target=0.6,
+    ),
+    Figure(
+        bench="control",
+        name="Python memory per resident chunk",
+        path=("bytes_per_chunk",),
+        unit="bytes",
+        goal=Goal.AT_MOST,
+        target=500.0,
+    ),
+    Figure(
+        bench="hooks",
+        name="hook calls in 10,000 engine steps",
+        path=("hook_calls",),
+        goal=Goal.AT_MOST,
+        target=0.0,
+    ),
+    Figure(bench="ttft", name="cold, 4,001 tokens", path=("median_ms", "cold"), unit="ms"),
+    Figure(bench="ttft", name="vLLM's own prefix hit of 3,968", path=("median_ms", "own"), unit="ms"),
+    Figure(bench="ttft", name="kvferry hit of 3,968", path=("median_ms", "kvferry"), unit="ms"),
+    Figure(
+        bench="ttft",
+        name="kvferry to own prefix hit",
+        path=("kvferry_to_own",),
+        goal=Goal.AT_MOST,
+        target=1.2,
+    ),
+    Figure(bench="ttft", name="cold to kvferry", path=("cold_to_kvferry",), goal=Goal.AT_LEAST, target=20.0),
+    Figure(bench="ttft", name="verify: kvferry to own prefix hit", path=("verify_to_own",)),
+    Figure(
+        bench="throughput",
+        name="with the connector to without, no hits",
+        path=("median_ratio",),
+        goal=Goal.AT_LEAST,
+        target=0.97,
+    ),
+    Figure(
+        bench="throughput",
+        name="its lower 95 % bound",
+        path=("lower_95",),
+        goal=Goal.AT_LEAST,
+        target=0.95,
+    ),
+)
