@@ -91,9 +91,7 @@ class EngineSide:
 
     def __init__(self, groups: Sequence[EngineGroup], chunk_tokens: int) -> None:
         if not groups or any(not group.planes for group in groups):
-            raise KVFerryError(
-                "the engine registered no KV cache", kind=ErrorKind.INTERNAL, where="engine"
-            )
+            raise KVFerryError("the engine registered no KV cache", kind=ErrorKind.INTERNAL, where="engine")
         block_tokens = {group.block_tokens for group in groups}
         if len(block_tokens) > 1:
             raise KVFerryError(
@@ -171,9 +169,7 @@ class EngineSide:
             slot_bytes = np.uint64(self.layout.total_bytes)
             block_bytes = np.uint64(self.layout.block_bytes[number])
             in_arena = base + slot * slot_bytes + position * block_bytes
-            engine_parts.append(
-                (columns.address[None, :] + block[:, None] * columns.stride[None, :]).ravel()
-            )
+            engine_parts.append((columns.address[None, :] + block[:, None] * columns.stride[None, :]).ravel())
             arena_parts.append((in_arena[:, None] + columns.offset[None, :]).ravel())
             length_parts.append(np.tile(columns.length, len(block)))
         engine = np.concatenate(engine_parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import threading
 import time
 from collections import deque
@@ -20,6 +21,8 @@ from kvferry.api import KVFerryError, Region
 from kvferry.data.copy import SpanCopier
 from kvferry.data.engine_side import EngineSide
 from kvferry.data.plans import Direction, Transfer, TransferResult
+
+logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 8 << 20
 """Bytes per uninterrupted copy: half a millisecond at 16 GB/s."""
@@ -105,8 +108,8 @@ class Mover:
     def run_now(self, transfer: Transfer) -> TransferResult:
         """Execute one transfer in the calling thread. The caller reports the result itself."""
         job = _Job(transfer, self._pieces_of(transfer))
-        for rows in job.pieces:
-            self._copy(job, rows)
+        while (rows := next(job.pieces, None)) is not None:
+            self._copy_or_fail(job, rows)
         return self._result(job)
 
     def pending(self, request_id: str, direction: Direction) -> int:
@@ -138,10 +141,14 @@ class Mover:
             self._urgent -= wanted
             return done
 
-    def wait_for_loads(self, timeout: float) -> bool:
-        """Wait until no load is pending. Returns False at the timeout."""
+    def wait_for_end(self, saves_of: Collection[str], timeout: float) -> bool:
+        """Wait until one more load, or one more save of these requests, has ended.
+
+        Returns at once when none is pending, and False at the timeout.
+        """
         with self._changed:
-            return self._changed.wait_for(lambda: not self._loads_pending(), timeout)
+            before = self._pending_of(saves_of)
+            return before == 0 or self._changed.wait_for(lambda: self._pending_of(saves_of) < before, timeout)
 
     def statistics(self) -> MoverStatistics:
         with self._changed:
@@ -164,8 +171,12 @@ class Mover:
     def _saves_of(self, request_ids: set[str]) -> bool:
         return any((request_id, Direction.SAVE) in self._pending for request_id in request_ids)
 
-    def _loads_pending(self) -> bool:
-        return any(direction is Direction.LOAD for _, direction in self._pending)
+    def _pending_of(self, saves_of: Collection[str]) -> int:
+        return sum(
+            count
+            for (request_id, direction), count in self._pending.items()
+            if direction is Direction.LOAD or request_id in saves_of
+        )
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
@@ -173,11 +184,14 @@ class Mover:
             if rows is None:
                 self._finish(job)
                 continue
-            try:
-                self._copy(job, rows)
-            except Exception as error:  # noqa: BLE001 - a bug in one transfer must not strand the others
-                job.failed.update(dict.fromkeys(job.transfer.slot_column.tolist(), repr(error)))
-                job.pieces = iter(())
+            self._copy_or_fail(job, rows)
+
+    def _copy_or_fail(self, job: _Job, rows: slice) -> None:
+        try:
+            self._copy(job, rows)
+        except Exception as error:  # noqa: BLE001 - a bug in one transfer must not strand the others
+            job.failed.update(dict.fromkeys(job.transfer.slot_column.tolist(), repr(error)))
+            job.pieces = iter(())
 
     def _next(self) -> _Job | None:
         """The job whose next piece should run; it stays queued until it is finished."""
@@ -198,7 +212,11 @@ class Mover:
     def _finish(self, job: _Job) -> None:
         result = self._result(job)
         # The result goes out first: whoever sees that nothing is pending may rely on it.
-        self._on_result(job.transfer, result)
+        try:
+            self._on_result(job.transfer, result)
+        except Exception:
+            # Without this thread every later transfer would wait for ever.
+            logger.exception("kvferry: the result of a transfer could not be told")
         owner = (job.transfer.request_id, job.transfer.direction)
         with self._changed:
             self._queues[job.transfer.direction].remove(job)

@@ -41,9 +41,7 @@ class StoreSide:
         def make_arena(name: str, capacity: int, options: ArenaOptions) -> MemoryFileArena:
             return MemoryFileArena(name, capacity, options, on_progress=lambda _ready, _total: on_ready())
 
-        region = self._backend.open(
-            BackendContext(name=self._tier, rank=self._rank, make_arena=make_arena)
-        )
+        region = self._backend.open(BackendContext(name=self._tier, rank=self._rank, make_arena=make_arena))
         self.slots = region.length // self._slot_bytes
         if self.slots == 0:
             self._backend.close()

@@ -127,9 +127,7 @@ def new_chain_factory(
 
     The chains share a bounded cache, so a later turn of a conversation hashes its new tokens only.
     """
-    namespace = Namespace(
-        model=config.model_identity or model_identity, revision=revision, geometry=geometry
-    )
+    namespace = Namespace(model=config.model_identity or model_identity, revision=revision, geometry=geometry)
     cache = ChainCache(CHAIN_CACHE_BYTES)
     pack = token_packer()
 

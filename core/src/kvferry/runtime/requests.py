@@ -63,6 +63,8 @@ class RequestState:
     """Number of complete chunks at the time of the last refusal for lack of room."""
     orphaned: bool = False
     """A chunk was refused because the one before it is no longer resident."""
+    outdated: bool = False
+    """Its blocks were computed or loaded before the cache was cleared, so they are not stored."""
     counted: bool = False
     keyed: bool = False
 
@@ -85,3 +87,4 @@ class RequestState:
         self.matched_slots = ()
         self.matched_tokens = 0
         self.local_tokens = 0
+        self.outdated = False

@@ -7,7 +7,6 @@ lock guards the cache manager, and nothing is decoded, hashed or sent while it i
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,6 +18,7 @@ from kvferry.control.outcomes import ChunkWrite, LeaseOutcome, Stats, WriteOutco
 from kvferry.data.plans import Direction, StepPlan, Transfer, TransferResult
 from kvferry.data.wire import Bye, Done, FromWorker, Hello, Ready
 from kvferry.runtime.address import MeetingPlace
+from kvferry.runtime.fair_lock import FairLock
 from kvferry.runtime.requests import LoadState, RequestState
 from kvferry.runtime.side_channel import LOST_AFTER_SECONDS, SideChannelServer
 
@@ -56,7 +56,8 @@ class _Worker:
 class _InFlight:
     """A transfer that has not been reported by every rank."""
 
-    request_id: str
+    state: RequestState
+    """Of the request as it was then: another one may bear the same id by the time of the result."""
     direction: Direction
     waiting: set[int]
     failed_slots: set[int]
@@ -106,7 +107,7 @@ class SchedulerRuntime:
         self._synchronous = synchronous
         self._save_generated = save_generated
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = FairLock()
         self._server: SideChannelServer | None = None
         self._workers: dict[int, _Worker] = {}
         self._lost: set[int] = set()
@@ -127,8 +128,13 @@ class SchedulerRuntime:
     def open(self) -> None:
         """Claim the meeting place and start the service thread. Does not wait for workers."""
         token = self._place.claim()
-        self._server = SideChannelServer(self._place.endpoint, token, self._on_message, self._on_tick)
-        self._server.open()
+        server = SideChannelServer(self._place.endpoint, token, self._on_message, self._on_tick)
+        try:
+            server.open()
+        except KVFerryError:
+            self._place.release()
+            raise
+        self._server = server
 
     def close(self) -> None:
         """End the service thread and give the meeting place up. Idempotent."""
@@ -163,7 +169,8 @@ class SchedulerRuntime:
             return 0
         if preemptions != state.preemptions:
             state.preemptions = preemptions
-            state.load = LoadState.NONE
+            self._give_back(state)
+            state.forget_blocks()
         if state.load in (LoadState.LOADING, LoadState.FINISHED):
             # It was loaded since it last lost its blocks, and the engine asks again: the load
             # failed. Asking for the same chunks could fail for ever.
@@ -235,9 +242,7 @@ class SchedulerRuntime:
             return
         self._plan_load(state, external_tokens, blocks)
 
-    def _plan_load(
-        self, state: RequestState, external_tokens: int, blocks: Sequence[Sequence[int]]
-    ) -> None:
+    def _plan_load(self, state: RequestState, external_tokens: int, blocks: Sequence[Sequence[int]]) -> None:
         first = state.local_tokens // self._block
         last = (state.local_tokens + external_tokens) // self._block
         per_chunk = self._chunk // self._block
@@ -258,14 +263,15 @@ class SchedulerRuntime:
         digests = self._digests(state, chunks)
         with self._lock:
             self._in_flight[transfer.id] = _InFlight(
-                request_id=state.id,
+                state=state,
                 direction=Direction.LOAD,
                 waiting=set(range(self._world_size)),
                 failed_slots=set(),
                 lease=state.lease,
                 tokens=external_tokens,
-                keys={slots[chunk]: digests[chunk] for chunk in chunks},
-                chunks={slots[chunk]: chunk for chunk in chunks},
+                # Without the lease nothing is read, so nothing proves bad.
+                keys={slots[chunk]: digests[chunk] for chunk in chunks if slots[chunk] != NO_SLOT},
+                chunks={slots[chunk]: chunk for chunk in reversed(chunks)},
             )
         state.load = LoadState.LOADING
         state.lease = 0
@@ -310,7 +316,7 @@ class SchedulerRuntime:
             for table, more in zip(state.blocks, new_blocks, strict=True):
                 table.extend(more)
         state.computed = computed
-        if not state.options.store:
+        if not state.options.store or state.outdated:
             return
         valid = min(computed, known_tokens)
         if not self._save_generated:
@@ -327,9 +333,13 @@ class SchedulerRuntime:
         state = self._requests.get(request_id)
         if state is None:
             return
-        self._give_back(state)
         if state.saves:
             self._flush.append(request_id)
+        if state.load is LoadState.LOADING:
+            # It was preempted between two steps and begins again in this one, with a load into other
+            # blocks. Its match has forgotten the old ones.
+            return
+        self._give_back(state)
         state.forget_blocks()
 
     def finished(
@@ -349,10 +359,11 @@ class SchedulerRuntime:
             # The engine itself keeps the blocks until the load is reported; a second reason to keep
             # them would be a second report.
             return False
-        valid = min(computed, known_tokens)
+        # Less than nothing, when a load failed under a batch that is still in flight.
+        valid = max(0, min(computed, known_tokens))
         if not self._save_generated:
             valid = min(valid, state.prompt_tokens)
-        if state.options.store and blocks and all(blocks) and state.blocks:
+        if state.options.store and not state.outdated and blocks and all(blocks) and state.blocks:
             state.blocks = tuple(list(table) for table in blocks)
             if state.orphaned:
                 # Its beginning was evicted while it ran. Offered once more, the whole of it can be
@@ -379,9 +390,17 @@ class SchedulerRuntime:
         return plan
 
     def clear(self) -> None:
-        """Forget every chunk. Chunks that are being loaded are forgotten when their load ends."""
+        """Forget every chunk, because the engine's weights changed or somebody wants it so.
+
+        Nothing that was stored before is loaded from now on, and nothing that was computed or loaded
+        before is stored. A load under way goes on: the engine must not be reset during one.
+        """
         with self._lock:
             self._manager.clear()
+            self._stores += 1
+        for state in self._requests.values():
+            self._give_back(state)
+            state.outdated = bool(state.blocks) or state.load is LoadState.LOADING
 
     def forget(self, request_id: str) -> None:
         """Stop following a request, for example because its tokens cannot be keyed."""
@@ -479,15 +498,16 @@ class SchedulerRuntime:
             [[table[row] for row in rows] for table in state.blocks],
         )
         with self._lock:
+            # Counted under the lock: results count down on the service thread.
+            state.saves += 1
             self._in_flight[transfer.id] = _InFlight(
-                request_id=state.id,
+                state=state,
                 direction=Direction.SAVE,
                 waiting=set(range(self._world_size)),
                 failed_slots=set(),
                 reservation=reservation,
                 written=tuple(granted),
             )
-        state.saves += 1
         self._saves.append(transfer)
 
     # -- what workers report, on the service thread -----------------------------------------------
@@ -556,35 +576,33 @@ class SchedulerRuntime:
             if flight.waiting:
                 return
             del self._in_flight[result.id]
-            state = self._requests.get(flight.request_id)
             if flight.direction is Direction.SAVE:
-                self._save_ended(flight, state)
+                self._save_ended(flight)
             else:
-                self._load_ended(flight, state)
+                self._load_ended(flight)
         if flight.failed_slots:
             logger.warning(
                 "kvferry: %s of request %s failed for %d chunks: %s",
                 flight.direction.value,
-                flight.request_id,
+                flight.state.id,
                 len(flight.failed_slots),
                 flight.reason,
             )
 
-    def _save_ended(self, flight: _InFlight, state: RequestState | None) -> None:
+    def _save_ended(self, flight: _InFlight) -> None:
         succeeded = [index for index, slot, _, _ in flight.written if slot not in flight.failed_slots]
         self._manager.complete(flight.reservation, succeeded)
         self._stores += 1
         saved = sum(tokens for _, slot, _, tokens in flight.written if slot not in flight.failed_slots)
         self._count(saved_tokens=saved, failed_saves=len(flight.written) - len(succeeded))
-        if state is None:
-            return
+        state = flight.state
         state.saves -= 1
         failed = [chunk for _, slot, chunk, _ in flight.written if slot in flight.failed_slots]
         if failed:
             state.next_chunk = min(state.next_chunk, *failed)
             state.saved_tail = min(state.saved_tail, min(failed) * self._chunk)
 
-    def _load_ended(self, flight: _InFlight, state: RequestState | None) -> None:
+    def _load_ended(self, flight: _InFlight) -> None:
         self._manager.finish_load(flight.lease)
         failed = [chunk for slot, chunk in flight.chunks.items() if slot in flight.failed_slots]
         if not failed:
@@ -593,8 +611,9 @@ class SchedulerRuntime:
         self._count(failed_loads=1)
         keys = [flight.keys[slot] for slot in flight.failed_slots if slot in flight.keys]
         self._manager.drop(keys)
-        if state is not None:
-            state.next_chunk = min(state.next_chunk, *failed)
+        # Whoever matched these chunks, and has not begun to load them, matches again.
+        self._stores += 1
+        flight.state.next_chunk = min(flight.state.next_chunk, *failed)
 
     # -- small helpers --------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvferry.api import ErrorKind, KVFerryError
 from kvferry.data.wire import (
     MAXIMUM_MESSAGE_BYTES,
     WIRE_VERSION,
@@ -67,19 +68,28 @@ class SideChannelServer:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
     def open(self) -> None:
-        """Bind and start the service thread."""
+        """Bind and start the service thread. Raises :class:`KVFerryError` of kind IO."""
         import zmq
 
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._context = zmq.Context()
         socket = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_MESSAGE_BYTES)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        socket.bind(self._endpoint)
-        self._thread = threading.Thread(
-            target=self._run, args=(socket,), name="kvferry-service", daemon=True
-        )
+        try:
+            socket.bind(self._endpoint)
+        except zmq.ZMQError as error:
+            socket.close()
+            self._context.term()
+            raise KVFerryError(
+                f"the side channel cannot listen at {self._endpoint}",
+                kind=ErrorKind.IO,
+                where="runtime_dir",
+                why=str(error),
+                remedy="set runtime_dir to a folder that this user may write",
+            ) from error
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, args=(socket,), name="kvferry-service", daemon=True)
         self._thread.start()
 
     def _run(self, socket: zmq.Socket[bytes]) -> None:
@@ -88,17 +98,17 @@ class SideChannelServer:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._stop, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll(_BEAT_MILLISECONDS))
-            if self._stop in ready:
-                break
-            if socket in ready:
-                self._drain(socket)
-            try:
-                self._on_tick()
-            except Exception:
-                logger.exception("kvferry: a timer failed")
-        socket.close(0)
+        with socket:  # whatever happens: a socket left open would block close() for ever
+            while True:
+                ready = dict(poller.poll(_BEAT_MILLISECONDS))
+                if self._stop in ready:
+                    return
+                if socket in ready:
+                    self._drain(socket)
+                try:
+                    self._on_tick()
+                except Exception:
+                    logger.exception("kvferry: a timer failed")
 
     def _drain(self, socket: zmq.Socket[bytes]) -> None:
         import zmq
@@ -109,7 +119,12 @@ class SideChannelServer:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            answer = self._answer(frames)
+            try:
+                answer = self._answer(frames)
+            except Exception:
+                # One message must not silence the channel for all others.
+                logger.exception("kvferry: a worker's message could not be handled")
+                continue
             if answer is not None:
                 with contextlib.suppress(zmq.ZMQError):
                     socket.send_multipart([frames[0], self._encoder.encode(answer)], zmq.NOBLOCK)
@@ -127,10 +142,7 @@ class SideChannelServer:
             return self._greet(peer, message)
         if self._known.get(peer) != (message.rank, message.epoch):
             return SayHello()
-        try:
-            self._on_message(message)
-        except Exception:
-            logger.exception("kvferry: a worker's message could not be handled")
+        self._on_message(message)
         return None
 
     def _greet(self, peer: bytes, hello: Hello) -> ToWorker:
@@ -186,6 +198,7 @@ class SideChannelClient:
         self._greeted_with: str | None = None
         self._closing = False
         self._wake = -1
+        self._wake_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
@@ -199,10 +212,12 @@ class SideChannelClient:
         self._thread.start()
 
     def send(self, message: FromWorker) -> None:
-        """Queue a message. Never waits."""
+        """Queue a message. Never waits. After :meth:`close` it goes nowhere."""
         self._queue.append(message)
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
+        # Under a lock: the number of a descriptor that was just closed may be another's already.
+        with self._wake_lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
         import zmq
@@ -221,20 +236,20 @@ class SideChannelClient:
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
         wait = _GREET_MILLISECONDS
-        while not self._closing:
-            ready = dict(poller.poll(wait))
-            if self._wake in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._wake)
-            if socket in ready:
-                self._receive(socket)
-            self._greet(socket)
+        with socket:
+            while not self._closing:
+                ready = dict(poller.poll(wait))
+                if self._wake in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
+                if socket in ready:
+                    self._receive(socket)
+                self._greet(socket)
+                self._flush(socket)
+                if self._welcome and not ready:
+                    socket.send(self._encoder.encode(self._make_beat()))
+                wait = _BEAT_MILLISECONDS if self._welcome else _GREET_MILLISECONDS
             self._flush(socket)
-            if self._welcome and not ready:
-                socket.send(self._encoder.encode(self._make_beat()))
-            wait = _BEAT_MILLISECONDS if self._welcome else _GREET_MILLISECONDS
-        self._flush(socket)
-        socket.close()
 
     def _greet(self, socket: zmq.Socket[bytes]) -> None:
         if self._welcome:
@@ -279,7 +294,8 @@ class SideChannelClient:
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._thread = None
-        wake, self._wake = self._wake, -1
-        os.close(wake)
+        with self._wake_lock:
+            wake, self._wake = self._wake, -1
+            os.close(wake)
         assert self._context is not None
         self._context.term()

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 0.25
 """How long a preemption may wait for saves of the blocks it takes; later saves are dropped."""
 IDLE_WAIT_SECONDS = 0.02
-"""How long a step without tokens waits for loads, instead of turning the engine's loop in vain."""
+"""How long a step without tokens waits for copies, instead of turning the engine's loop in vain."""
 CLOSE_SECONDS = 5.0
 
 
@@ -147,12 +147,15 @@ class WorkerRuntime:
     def report(self, plan: StepPlan) -> StepReport:
         """What happened up to now. Call once per step, after :meth:`submit_saves`."""
         mover = self._running()
-        if plan.idle:
-            mover.wait_for_loads(IDLE_WAIT_SECONDS)
+        sent = self._sent(mover)
+        if plan.idle and not sent and not self._arrived:
+            # An engine that waits for nothing but copies would otherwise turn its loop in vain, and
+            # take the interpreter away from the thread that copies.
+            mover.wait_for_end(self._ended, IDLE_WAIT_SECONDS)
+            sent = self._sent(mover)
         with self._lock:
             arrived, self._arrived = self._arrived, []
         sync, self._sync_results = self._sync_results, []
-        sent = {name for name in self._ended if mover.pending(name, Direction.SAVE) == 0}
         self._ended -= sent
         failed = {transfer.request_id for transfer, result in arrived if result.failed_slots}
         invalid: set[int] = set()
@@ -164,6 +167,9 @@ class WorkerRuntime:
             failed_receiving=frozenset(failed),
             invalid_blocks=frozenset(invalid),
         )
+
+    def _sent(self, mover: Mover) -> set[str]:
+        return {name for name in self._ended if mover.pending(name, Direction.SAVE) == 0}
 
     def statistics(self) -> MoverStatistics:
         return self._running().statistics()
@@ -213,8 +219,6 @@ def _blocks_of(transfer: Transfer, slots: Collection[int]) -> set[int]:
     bad = set(slots)
     return {
         block
-        for slot, block in zip(
-            transfer.slot_column.tolist(), transfer.block_column(0).tolist(), strict=True
-        )
+        for slot, block in zip(transfer.slot_column.tolist(), transfer.block_column(0).tolist(), strict=True)
         if slot in bad
     }

@@ -15,8 +15,8 @@ from kvferry.data.plans import Direction
 class FaultyCopier:
     """Forwards to ``inner`` except where it is told to fail.
 
-    A call fails when its number (from 1) is in ``fail_calls``, or when it touches a slot in
-    ``fail_slots``, in one of ``directions``. Half of its spans are copied then, so what is left
+    Of the calls in one of ``directions``, those fail whose number (from 1) is in ``fail_calls``, and
+    those that touch a slot in ``fail_slots``. Half of its spans are copied then, so what is left
     behind is torn. ``error`` makes the exception. Any thread; settings may change between calls.
     """
 
@@ -35,10 +35,10 @@ class FaultyCopier:
         self.error: Callable[[], Exception] = _broken
 
     def copy(self, destination: AddressColumn, source: AddressColumn, length: AddressColumn) -> None:
-        with self._lock:
-            self.calls += 1
-            number = self.calls
         direction, slots = self._slots(destination, source)
+        with self._lock:
+            self.calls += direction in self.directions
+            number = self.calls
         fails = number in self.fail_calls or slots & self.fail_slots
         if fails and direction in self.directions:
             half = len(length) // 2

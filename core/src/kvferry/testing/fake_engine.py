@@ -84,6 +84,7 @@ class FakeEngine:
         self._processed_batches = 0
         self._failures_seen: dict[int, int] = {}
         self._made = 0
+        self.weights = 0
 
     # -- the user -------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class FakeEngine:
         self._made += 1
         request = FakeRequest(
             id=f"request-{self._made}",
-            truth=TokenHistory(prompt, salt),
+            truth=self._history(prompt, salt),
             tokens=list(prompt),
             prompt_tokens=len(prompt),
             total_tokens=len(prompt) + new_tokens,
@@ -140,12 +141,15 @@ class FakeEngine:
 
     def reset(self) -> None:
         """New weights: nothing that was computed before may be used. All running requests start
-        again; loads under way must have ended."""
+        again; the engine must not be loading, which vLLM demands too."""
         assert not self.loading
         while self.running:
             self.preempt(self.running[-1])
         for pool in self.pools:
             pool.forget_all()
+        self.weights += 1
+        for request in self.waiting:
+            request.truth = self._history(request.tokens, request.salt)
         self.scheduler.clear()
 
     def run(self, most_steps: int = 3000) -> None:
@@ -317,6 +321,9 @@ class FakeEngine:
             found.append(tuple(block for block in blocks if block is not None))
         return found
 
+    def _history(self, tokens: Sequence[int], salt: str) -> TokenHistory:
+        return TokenHistory(tokens, f"{salt} with weights {self.weights}")
+
     # -- blocks ---------------------------------------------------------------------------------
 
     def _no_blocks(self) -> tuple[list[int], ...]:
@@ -483,11 +490,7 @@ class FakeEngine:
         assert len(self.pools) == 1, "block numbers mean nothing with several groups"
         for request in [*self.loading, *self.running]:
             reach = self._blocks_for(request.computed - request.in_flight)
-            bad = [
-                index
-                for index, block in enumerate(request.blocks[0][:reach])
-                if block in batch.invalid
-            ]
+            bad = [index for index, block in enumerate(request.blocks[0][:reach]) if block in batch.invalid]
             if not bad:
                 continue
             self.failures += 1

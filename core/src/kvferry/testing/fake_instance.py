@@ -153,7 +153,7 @@ def open_fake_instance(
             stack.callback(worker.close)
             memories.append(memory)
             workers.append(worker)
-        new_chain = _chains(settings, chunk_tokens)
+        new_chain = key_chains(settings)
         instance = FakeInstance(
             FakeEngine(engine, scheduler, workers, memories, len(settings.groups), new_chain),
             scheduler,
@@ -186,9 +186,8 @@ def _worker(
     )
 
 
-def _chains(
-    settings: InstanceSettings, chunk_tokens: int
-) -> Callable[[str, LoRAIdentity | None], KeyChain]:
+def key_chains(settings: InstanceSettings) -> Callable[[str, LoRAIdentity | None], KeyChain]:
+    """What makes the key chains of such an instance's requests."""
     geometry = KVGeometry(
         groups=tuple(
             GroupGeometry(
@@ -200,7 +199,7 @@ def _chains(
             )
             for group in settings.groups
         ),
-        chunk_tokens=chunk_tokens,
+        chunk_tokens=settings.chunk_blocks * settings.engine.block_tokens,
     )
     namespace = Namespace(model="fake", revision="1", geometry=geometry)
 

@@ -121,9 +121,7 @@ class FakeMemory:
     changed the memory shows in :meth:`strays`.
     """
 
-    def __init__(
-        self, groups: Sequence[FakeGroup], *, blocks: int, block_tokens: int, rank: int = 0
-    ) -> None:
+    def __init__(self, groups: Sequence[FakeGroup], *, blocks: int, block_tokens: int, rank: int = 0) -> None:
         self.block_tokens = block_tokens
         self.blocks = blocks
         self._groups = tuple(
@@ -193,9 +191,7 @@ class FakeMemory:
         return found
 
 
-def _pages(
-    shape: FakeGroup, blocks: int, block_tokens: int, random: np.random.Generator
-) -> _Pages:
+def _pages(shape: FakeGroup, blocks: int, block_tokens: int, random: np.random.Generator) -> _Pages:
     page = shape.heads * block_tokens * shape.width
     memory = np.full((shape.planes, blocks, page + shape.gap), _POISON, np.uint8)
     memory[:, :, page:] = _GAP

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from kvferry.runtime.worker import StepReport, WorkerRuntime
 from kvferry.testing.fake_memory import FakeMemory
 from kvferry.testing.fake_requests import Batch, FakeRequest, Rounds, ScheduledRequest
 
-_GARBAGE = 0x6A5D39EAE116586D
+_GARBAGE = np.uint64(0x6A5D39EAE116586D)
 """What a forward pass makes of wrong input: other histories than any right ones."""
 
 

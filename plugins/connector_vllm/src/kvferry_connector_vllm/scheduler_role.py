@@ -166,19 +166,14 @@ class SchedulerRole:
             return None
         totals, manager = self._runtime.statistics()
         counters = {**asdict(totals), "evictions": manager.evictions}
-        changed = {
-            name: value - self._reported.get(name, 0)
-            for name, value in counters.items()
-            if value != self._reported.get(name, 0)
+        gauges = {
+            "resident_chunks": manager.resident,
+            "free_slots": manager.free,
+            "capacity_slots": manager.capacity,
         }
-        if not changed:
+        now = {**counters, **gauges}
+        if now == self._reported:
             return None
-        self._reported = counters
-        return KVFerryStats(
-            data={
-                **changed,
-                "resident_chunks": manager.resident,
-                "free_slots": manager.free,
-                "capacity_slots": manager.capacity,
-            }
-        )
+        grown = {name: value - self._reported.get(name, 0) for name, value in counters.items()}
+        self._reported = now
+        return KVFerryStats(data={**{name: more for name, more in grown.items() if more}, **gauges})

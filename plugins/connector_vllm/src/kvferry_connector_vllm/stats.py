@@ -50,7 +50,7 @@ class KVFerryStats(KVConnectorStats):
         return {name: value for name, value in self.data.items() if value}
 
     def is_empty(self) -> bool:
-        return not any(value for name, value in self.data.items() if name in COUNTERS)
+        return not self.data
 
 
 class KVFerryPromMetrics(KVConnectorPromMetrics):
