@@ -79,9 +79,7 @@ def test_wheels_install_one_by_one(wheels: dict[str, Path], environment: CleanEn
     environment.install(wheels["kvferry_connector_vllm"])
     assert environment.plugins() == {"backend_cpu": "found", "connector_vllm": "found"}
     file = environment.folder / "k.yaml"
-    file.write_text(
-        "plugins: [backend_cpu, connector_vllm]\ntiers:\n  cpu: {use: cpu, capacity: 64MiB}\n"
-    )
+    file.write_text("plugins: [backend_cpu, connector_vllm]\ntiers:\n  cpu: {use: cpu, capacity: 64MiB}\n")
     report = run(environment.folder / "bin/kvferry", "check", file)
     assert "kvferry-native is not installed" in report
 

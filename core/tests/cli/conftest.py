@@ -112,9 +112,7 @@ class CommandLine:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def install(
-        self, distribution: str, name: str, package: str, plugin: str, parts: str = ""
-    ) -> None:
+    def install(self, distribution: str, name: str, package: str, plugin: str, parts: str = "") -> None:
         fake_distribution(
             self.site,
             distribution,

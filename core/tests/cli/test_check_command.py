@@ -30,7 +30,8 @@ def test_a_clean_file(shell: CommandLine) -> None:
 def test_an_error(shell: CommandLine) -> None:
     ran = shell.run("check", shell.write(CONFIG.replace("8GiB", "40GiB")))
     assert ran.code == 2
-    assert f"""\
+    assert (
+        f"""\
 error[CORE042] one worker alone with 40 GiB needs more than the 32 GiB of memory that this machine has
   when     not (engine.workers is known)
   require  sum of tiers.*.capacity <= host.memory_bytes
@@ -39,7 +40,9 @@ error[CORE042] one worker alone with 40 GiB needs more than the 32 GiB of memory
   fix      lower the capacity, or check the file on the machine that it is meant for
   source   design  (core, kvferry {__version__}, since 0.1)
 
-""" in ran.out
+"""
+        in ran.out
+    )
 
 
 def test_a_waived_error(shell: CommandLine) -> None:
@@ -61,14 +64,17 @@ def test_a_warning_counts_only_when_strict(shell: CommandLine) -> None:
     file = shell.write(CONFIG.replace("8GiB", "8GiB, reel: 12"))
     ran = shell.run("check", file)
     assert ran.code == 0
-    assert """\
+    assert (
+        """\
 warning[TAPE001] reel 12 is far away
   when     tiers.cpu.reel is known
   require  tiers.cpu.reel <= 9
   fact     tiers.cpu.reel = 12  <- c.yaml:3:42
   fix      use a reel up to 9
   source   design  (backend_tape, kvferry-backend-tape 1.0, since 0.1)
-""" in ran.out
+"""
+        in ran.out
+    )
     assert shell.run("check", "--strict", file).code == 1
 
 
@@ -122,9 +128,7 @@ def test_faults_of_the_file_and_of_plugins_come_together(shell: CommandLine) -> 
     assert "did you mean 'chunk_tokens'?" in ran.out
     assert "a size" in ran.out
     assert "plugin 'nowhere' is not installed" in ran.out
-    assert ran.out.splitlines()[-1].endswith(
-        "rules were not applied, because the configuration has faults"
-    )
+    assert ran.out.splitlines()[-1].endswith("rules were not applied, because the configuration has faults")
 
 
 def test_an_unknown_key_of_a_plugins_section_is_found(shell: CommandLine) -> None:

@@ -18,7 +18,9 @@ def test_plugins_without_a_configuration_imports_nothing(shell: CommandLine) -> 
     ran = shell.run("plugins")
     assert ran.code == 0
     core = f"kvferry {__version__}"
-    assert ran.out == f"""\
+    assert (
+        ran.out
+        == f"""\
 NAME          STATE  DISTRIBUTION              API       PROVIDES
 core          ready  {core:<24}  >=1.0,<2  eviction lru
 backend_tape  found  kvferry-backend-tape 1.0  -         -
@@ -26,6 +28,7 @@ bad           found  acme-bad 1.0              -         -
 
 A plugin in state 'found' is installed and not listed; nothing of it was imported.
 """
+    )
 
 
 def test_plugins_of_a_configuration_with_reason_and_remedy(shell: CommandLine) -> None:
@@ -152,9 +155,7 @@ def test_a_plugin_cannot_take_the_place_of_a_built_in_command(shell: CommandLine
     assert "has the name of a built-in command" in ran.err
 
 
-def test_help_lists_the_commands(
-    shell: CommandLine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_lists_the_commands(shell: CommandLine, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         shell.run("--plugin", "backend_tape", "--help")
     assert ended.value.code == 0

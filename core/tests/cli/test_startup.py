@@ -34,9 +34,7 @@ def engine(**changes: object) -> EngineFacts:
     return facts
 
 
-def start(
-    shell: CommandLine, text: str = CONFIG, engine_facts: EngineFacts = no_engine
-) -> Prepared:
+def start(shell: CommandLine, text: str = CONFIG, engine_facts: EngineFacts = no_engine) -> Prepared:
     sources = ConfigSources(file=Path(shell.write(text)), environment={}, overrides={})
     environment = HostEnvironment(root=str(shell.root / "machine"))
     with importable(shell.site):
@@ -66,9 +64,7 @@ def test_a_fit_configuration_starts(shell: CommandLine) -> None:
         (CONFIG.replace("backend_tape", "nowhere"), ErrorKind.PLUGIN),
     ],
 )
-def test_a_refused_start_says_what_the_check_says(
-    shell: CommandLine, text: str, kind: ErrorKind
-) -> None:
+def test_a_refused_start_says_what_the_check_says(shell: CommandLine, text: str, kind: ErrorKind) -> None:
     with pytest.raises(KVFerryError) as refused:
         start(shell, text)
     said = str(refused.value).replace(f"{shell.root}/", "")

@@ -122,12 +122,8 @@ members = st.dictionaries(
 def test_a_template_judges_every_member_as_if_it_were_alone(
     tiers: dict[str, dict[str, object]],
 ) -> None:
-    template = rule(
-        each="tiers", when=Path("tiers.*.use") == "x", require=at_least("tiers.*.size", 2)
-    )
-    values = {
-        f"tiers.{tier}.{key}": value for tier, keys in tiers.items() for key, value in keys.items()
-    }
+    template = rule(each="tiers", when=Path("tiers.*.use") == "x", require=at_least("tiers.*.size", 2))
+    values = {f"tiers.{tier}.{key}": value for tier, keys in tiers.items() for key, value in keys.items()}
     found = {f.member: f.outcome for f in check([template], facts_of(dict(values))).findings}
     expected: dict[str | None, Outcome] = {}
     for tier, keys in tiers.items():
@@ -141,12 +137,8 @@ def test_a_template_judges_every_member_as_if_it_were_alone(
 def test_a_star_without_each_collects_all_members_or_is_unknown(
     tiers: dict[str, dict[str, object]],
 ) -> None:
-    collected = rule(
-        require=Check("sum", ("tiers.*.size",), lambda sizes: sum(sizes) <= 3)
-    )
-    values = {
-        f"tiers.{tier}.{key}": value for tier, keys in tiers.items() for key, value in keys.items()
-    }
+    collected = rule(require=Check("sum", ("tiers.*.size",), lambda sizes: sum(sizes) <= 3))
+    values = {f"tiers.{tier}.{key}": value for tier, keys in tiers.items() for key, value in keys.items()}
     outcome = only(check([collected], facts_of(dict(values))))
     shown = [keys for keys in tiers.values() if keys]
     if any("size" not in keys for keys in shown):
@@ -240,9 +232,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("severity", "value", "plain", "strict"), CASES)
-def test_exit_codes(
-    severity: Severity, value: bool | None, plain: ExitCode, strict: ExitCode
-) -> None:
+def test_exit_codes(severity: Severity, value: bool | None, plain: ExitCode, strict: ExitCode) -> None:
     facts = facts_of({} if value is None else {"a": value})
     report = check([rule(severity=severity)], facts)
     assert report.exit_code() is plain

@@ -128,9 +128,7 @@ def test_several_tiers_are_refused_by_name() -> None:
     capacity=st.integers(1, 64 * GIB),
     memory=st.integers(1, 64 * GIB),
 )
-def test_the_host_budget_gives_one_verdict(
-    workers: int | None, capacity: int, memory: int
-) -> None:
+def test_the_host_budget_gives_one_verdict(workers: int | None, capacity: int, memory: int) -> None:
     facts: dict[str, Any] = {"tiers.cpu.capacity": capacity, "host.memory_bytes": memory}
     if workers is not None:
         facts["engine.workers"] = workers

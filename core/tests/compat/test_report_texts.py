@@ -34,7 +34,9 @@ def text_of(*facts: Fact, rules: tuple[OwnedRule, ...] = (), waivers: tuple[Waiv
 
 
 def test_violated() -> None:
-    assert text_of(CAPACITY, CHUNK, BLOCK) == """\
+    assert (
+        text_of(CAPACITY, CHUNK, BLOCK)
+        == """\
 error[ZOO004] the tier holds 1 MiB, a chunk 4 MiB
   when     engine.block_tokens is known
   require  tiers.cpu.capacity >= engine.chunk_bytes
@@ -45,10 +47,13 @@ error[ZOO004] the tier holds 1 MiB, a chunk 4 MiB
   source   design  (zoo, acme-zoo 1.0, since 0.1)
 
 1 check: 1 error"""
+    )
 
 
 def test_unverified() -> None:
-    assert text_of(CAPACITY, BLOCK) == """\
+    assert (
+        text_of(CAPACITY, BLOCK)
+        == """\
 error[ZOO004] could not be verified: tiers.cpu.capacity >= engine.chunk_bytes
   when     engine.block_tokens is known
   require  tiers.cpu.capacity >= engine.chunk_bytes
@@ -58,11 +63,14 @@ error[ZOO004] could not be verified: tiers.cpu.capacity >= engine.chunk_bytes
   source   design  (zoo, acme-zoo 1.0, since 0.1)
 
 1 check: 1 unverified error"""
+    )
 
 
 def test_waived() -> None:
     waiver = Waiver(rule_id="ZOO004", reason="bench only", origin="c.yaml:9:3")
-    assert text_of(CAPACITY, CHUNK, BLOCK, waivers=(waiver,)) == """\
+    assert (
+        text_of(CAPACITY, CHUNK, BLOCK, waivers=(waiver,))
+        == """\
 waived error[ZOO004] the tier holds 1 MiB, a chunk 4 MiB
   when     engine.block_tokens is known
   require  tiers.cpu.capacity >= engine.chunk_bytes
@@ -74,6 +82,7 @@ waived error[ZOO004] the tier holds 1 MiB, a chunk 4 MiB
   source   design  (zoo, acme-zoo 1.0, since 0.1)
 
 1 check: 1 waived"""
+    )
 
 
 def test_not_applicable_is_only_counted() -> None:
@@ -107,7 +116,9 @@ def test_a_rule_that_fails_says_how() -> None:
         source="measured",
         examples=(),
     )
-    assert text_of(BLOCK, rules=(OwnedRule(rule=rule, owner="zoo"),)) == """\
+    assert (
+        text_of(BLOCK, rules=(OwnedRule(rule=rule, owner="zoo"),))
+        == """\
 warning[ZOO009] could not be verified: it holds
   when     always
   require  it holds
@@ -116,16 +127,20 @@ warning[ZOO009] could not be verified: it holds
   source   measured  (zoo, since 0.1)
 
 1 check: 1 unverified warning"""
+    )
 
 
 def test_an_unknown_waiver() -> None:
     waiver = Waiver(rule_id="ZOO005", reason="old", origin="c.yaml:9:3")
-    assert text_of(CAPACITY, waivers=(waiver,)) == """\
+    assert (
+        text_of(CAPACITY, waivers=(waiver,))
+        == """\
 warning: the waiver of ZOO005 names a rule that no loaded plugin owns
   fact     waive.ZOO005 = 'old'  <- c.yaml:9:3
   fix      did you mean 'ZOO004'? Otherwise remove it
 
 1 check: 1 warning, 1 not applicable"""
+    )
 
 
 def test_strings_are_quoted_in_facts_and_plain_in_sentences() -> None:

@@ -43,9 +43,7 @@ def test_memory_is_what_the_machine_has_or_the_container_may_use(tmp_path: Path)
         ("always [within_size] advise never\n", "within_size"),
     ],
 )
-def test_the_huge_page_setting_is_the_word_in_brackets(
-    tmp_path: Path, text: str, value: str
-) -> None:
+def test_the_huge_page_setting_is_the_word_in_brackets(tmp_path: Path, text: str, value: str) -> None:
     assert machine(tmp_path, {HUGE_PAGES: text})["host.huge_pages_shmem"].value == value
 
 

@@ -32,9 +32,7 @@ BAD: dict[str, dict[str, Any]] = {
     "exiting": {"plugin": "raise SystemExit(3)\n", "reason": "SystemExit: 3"},
     "no_manifest": {"plugin": "x = 1\n", "reason": "has no MANIFEST"},
     "odd_manifest": {"plugin": "MANIFEST = {'name': 'x'}\n", "reason": "MANIFEST of type dict"},
-    "other_name": {
-        "plugin": MANIFEST.replace("{name}", "somebody"), "reason": "calls itself 'somebody'"
-    },
+    "other_name": {"plugin": MANIFEST.replace("{name}", "somebody"), "reason": "calls itself 'somebody'"},
     "bad_range": {"plugin": MANIFEST.replace(">=1.0,<2", "new"), "reason": "not a PEP 440 range"},
     "bad_prefix": {"plugin": MANIFEST.replace("{prefix}", "P2"), "reason": "rule prefix 'P2'"},
     "too_new": {
@@ -108,9 +106,7 @@ BAD: dict[str, dict[str, Any]] = {
         "reason": "requires kvferry <0.1",
         "remedy": "pip install --upgrade",
     },
-    "unreadable": {
-        "requires": ["kvferry >>> 1"], "state": PluginState.REJECTED, "reason": "cannot be read"
-    },
+    "unreadable": {"requires": ["kvferry >>> 1"], "state": PluginState.REJECTED, "reason": "cannot be read"},
     "entry_object": {"module": "zoo_entry_object.plugin:thing", "reason": "name of a module"},
 }
 
@@ -282,7 +278,9 @@ def test_a_plugin_that_failed_leaves_nothing_registered(zoo: Zoo) -> None:
 
 
 def test_a_falsy_plugin_object_is_a_plugin(zoo: Zoo) -> None:
-    text = GOOD + """
+    text = (
+        GOOD
+        + """
     import sys, types
 
     class Falsy(types.ModuleType):
@@ -293,6 +291,7 @@ def test_a_falsy_plugin_object_is_a_plugin(zoo: Zoo) -> None:
     falsy.__dict__.update(globals())
     sys.modules[__name__] = falsy
     """
+    )
     zoo.add("falsy", text)
     plugins = zoo.load("falsy")
     assert row(plugins, "falsy").state is PluginState.READY

@@ -11,6 +11,7 @@ from kvferry.data.copy import NumpyCopier, SpanCopier
 from kvferry.data.mapping import region_view
 from kvferry.data.plans import Direction, StepPlan
 from kvferry.runtime import StepReport
+from kvferry.runtime.requests import LoadMode
 from kvferry.testing.backends import MemoryBackend
 from kvferry.testing.copiers import FaultyCopier
 from kvferry.testing.fake_engine import EngineSettings
@@ -105,14 +106,14 @@ class Corrupting:
 
 
 @pytest.mark.parametrize("direction", list(Direction))
-@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("load_mode", [LoadMode.ASYNC, LoadMode.SYNC])
 def test_wrong_bytes_that_nobody_reports_are_seen(
-    open_instance: Any, direction: Direction, synchronous: bool
+    open_instance: Any, direction: Direction, load_mode: LoadMode
 ) -> None:
     def make_copier(rank: int, backend: MemoryBackend, slot_bytes: int) -> SpanCopier:
         return Corrupting(direction, backend, slot_bytes)
 
-    settings = InstanceSettings(engine=EngineSettings(prefix_cache=False, synchronous=synchronous))
+    settings = InstanceSettings(engine=EngineSettings(prefix_cache=False, load_mode=load_mode))
     instance = open_instance(settings, make_copier=make_copier)
     stored(instance)
     instance.engine.add(PROMPT)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvferry.data.copy import NumpyCopier, SpanCopier
 from kvferry.data.plans import Direction
-from kvferry.runtime import RequestOptions
+from kvferry.runtime import LoadMode, RequestOptions
 from kvferry.testing.backends import MemoryBackend
 from kvferry.testing.copiers import FaultyCopier, SlowCopier
 from kvferry.testing.fake_engine import EngineSettings, FakeEngine
@@ -155,7 +155,8 @@ def instances(draw: st.DrawFn) -> InstanceSettings:
             prefix_cache=draw(st.booleans()),
             overlapping=draw(st.booleans()),
             # What a synchronous load of several groups failed to bring cannot be reported.
-            synchronous=groups != "three" and draw(st.booleans()),
+            load_mode=draw(st.sampled_from(LoadMode)) if groups != "three" else LoadMode.ASYNC,
+            quick_load_tokens=draw(st.sampled_from([0, 16, 1000])),
         ),
         groups=GROUPS[groups],
         world_size=draw(st.sampled_from([1, 1, 2])),

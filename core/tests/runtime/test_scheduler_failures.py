@@ -8,7 +8,7 @@ import pytest
 
 from kvferry.data.copy import NumpyCopier, SpanCopier
 from kvferry.data.plans import Direction
-from kvferry.runtime import RequestOptions
+from kvferry.runtime import LoadMode, RequestOptions
 from kvferry.testing.backends import MemoryBackend
 from kvferry.testing.copiers import FaultyCopier
 from kvferry.testing.fake_engine import EngineSettings
@@ -29,7 +29,7 @@ class Faulty:
         engine = EngineSettings(
             prefix_cache=False,
             step_tokens=more.pop("step_tokens", 200),
-            synchronous=more.pop("synchronous", False),
+            load_mode=more.pop("load_mode", LoadMode.ASYNC),
             overlapping=more.pop("overlapping", False),
         )
         self.instance: FakeInstance = open_instance(
@@ -63,13 +63,13 @@ class Faulty:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("synchronous", [False, True], ids=["async", "sync"])
+@pytest.mark.parametrize("load_mode", [LoadMode.ASYNC, LoadMode.SYNC])
 @pytest.mark.parametrize("overlapping", [False, True], ids=["", "overlapping"])
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_exactly_the_failed_chunk_is_reported_and_computed_again(
-    open_instance: Any, world_size: int, synchronous: bool, overlapping: bool, chunk: int
+    open_instance: Any, world_size: int, load_mode: LoadMode, overlapping: bool, chunk: int
 ) -> None:
-    faulty = Faulty(open_instance, world_size=world_size, synchronous=synchronous, overlapping=overlapping)
+    faulty = Faulty(open_instance, world_size=world_size, load_mode=load_mode, overlapping=overlapping)
     faulty.run()
     faulty.faulty.fail_slots = {faulty.slots()[chunk]}
     faulty.faulty.directions = {Direction.LOAD}
@@ -102,9 +102,9 @@ def test_several_groups_are_told_request_by_request(open_instance: Any, chunk: i
     faulty.instance.check_idle()
 
 
-@pytest.mark.parametrize("synchronous", [False, True], ids=["async", "sync"])
-def test_a_bug_in_a_copier_costs_its_own_hits_only(open_instance: Any, synchronous: bool) -> None:
-    faulty = Faulty(open_instance, synchronous=synchronous)
+@pytest.mark.parametrize("load_mode", [LoadMode.ASYNC, LoadMode.SYNC])
+def test_a_bug_in_a_copier_costs_its_own_hits_only(open_instance: Any, load_mode: LoadMode) -> None:
+    faulty = Faulty(open_instance, load_mode=load_mode)
     faulty.run()
     faulty.faulty.directions = {Direction.LOAD}
     faulty.faulty.calls = 0
@@ -174,7 +174,7 @@ def test_what_was_computed_from_a_failed_load_is_never_found(
 ) -> None:
     """The step that loads in vain also computes, and would save, chunks behind the missing bytes."""
     faulty = Faulty(
-        open_instance, world_size=2, synchronous=True, overlapping=overlapping, step_tokens=2 * CHUNK
+        open_instance, world_size=2, load_mode=LoadMode.SYNC, overlapping=overlapping, step_tokens=2 * CHUNK
     )
     faulty.run()
     faulty.faulty.fail_slots = {faulty.slots()[chunk]}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from kvferry.runtime import RequestOptions
+from kvferry.runtime import LoadMode, RequestOptions, SchedulerRuntime, StepPlan
 from kvferry.testing.fake_engine import EngineSettings
 from kvferry.testing.fake_instance import FakeInstance, InstanceSettings, wait_until
 from kvferry.testing.fake_memory import FakeGroup
@@ -47,9 +48,9 @@ def expected(length: int) -> int:
     return (length - 1) // BLOCK * BLOCK
 
 
-@pytest.mark.parametrize("synchronous", [False, True])
-def test_a_hit_ends_at_a_block_and_leaves_a_token(open_instance: Any, synchronous: bool) -> None:
-    instance = open_instance(settings(synchronous=synchronous))
+@pytest.mark.parametrize("load_mode", LoadMode)
+def test_a_hit_ends_at_a_block_and_leaves_a_token(open_instance: Any, load_mode: LoadMode) -> None:
+    instance = open_instance(settings(load_mode=load_mode, quick_load_tokens=1000))
     store(instance, prompt(42 * BLOCK))
     for blocks in range(1, 41):
         for length in (blocks * BLOCK - 1, blocks * BLOCK, blocks * BLOCK + 1):
@@ -258,4 +259,42 @@ def test_what_ran_through_a_clearing_is_not_stored(open_instance: Any) -> None:
     instance.settle()
     assert running.complete
     assert instance.manager.stats().resident == 0
+    instance.check_idle()
+
+
+class PlanRecorder:
+    """Keeps the plans that a scheduler makes."""
+
+    def __init__(self, scheduler: SchedulerRuntime) -> None:
+        self._scheduler = scheduler
+        self.plans: list[StepPlan] = []
+
+    def step_plan(self, running: Sequence[str]) -> StepPlan:
+        self.plans.append(self._scheduler.step_plan(running))
+        return self.plans[-1]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+
+@pytest.mark.parametrize(
+    ("quick", "others", "expected_loads"),
+    [(1000, 0, (1, 0)), (CHUNK, 0, (0, 1)), (1000, 1, (0, 1))],
+    ids=["short and alone", "long", "beside another request"],
+)
+def test_a_load_goes_in_front_only_when_it_delays_nobody(
+    open_instance: Any, quick: int, others: int, expected_loads: tuple[int, int]
+) -> None:
+    instance = open_instance(settings(load_mode=LoadMode.AUTO, quick_load_tokens=quick))
+    store(instance, prompt(5 * CHUNK))
+    for number in range(others):
+        instance.engine.add(prompt(CHUNK, start=1000 * (number + 1)), new_tokens=50)
+        instance.engine.step()
+    recorder = PlanRecorder(instance.scheduler)
+    instance.engine.scheduler = recorder
+    instance.engine.add(prompt(5 * CHUNK), new_tokens=1)
+    instance.engine.step()
+    assert (len(recorder.plans[0].sync_loads), len(recorder.plans[0].loads)) == expected_loads
+    instance.engine.run()
+    instance.settle()
     instance.check_idle()

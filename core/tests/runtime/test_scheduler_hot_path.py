@@ -25,6 +25,7 @@ from kvferry.runtime import (
     open_worker,
 )
 from kvferry.runtime.address import MeetingPlace
+from kvferry.runtime.requests import LoadMode
 from kvferry.runtime.startup import read
 from kvferry.testing.fake_distributions import distributions_in, fake_distribution, importable
 from kvferry.testing.fake_engine import EngineSettings, FakeEngine
@@ -108,7 +109,7 @@ def runtime(
         block_tokens=BLOCK,
         chunk_tokens=CHUNK,
         groups=1,
-        synchronous=False,
+        load_mode=LoadMode.ASYNC,
         save_generated=True,
         clock=clock,
     )

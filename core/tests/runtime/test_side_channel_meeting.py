@@ -18,7 +18,7 @@ from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
 from kvferry.data.plans import TransferResult
 from kvferry.data.wire import WIRE_VERSION, Done, Hello, Ready
-from kvferry.runtime import RequestOptions, RequestState, SchedulerRuntime
+from kvferry.runtime import LoadMode, RequestOptions, RequestState, SchedulerRuntime
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.side_channel import LOST_AFTER_SECONDS
 from kvferry.testing.fake_instance import InstanceSettings, key_chains, wait_until
@@ -72,7 +72,7 @@ def open_scheduler(folder: Path, clock: Clock, leak_guard: LeakGuard) -> Iterato
                 block_tokens=BLOCK,
                 chunk_tokens=CHUNK,
                 groups=1,
-                synchronous=False,
+                load_mode=LoadMode.ASYNC,
                 save_generated=True,
                 clock=clock,
             )
@@ -104,7 +104,7 @@ def save(runtime: SchedulerRuntime, name: str = "first") -> int:
     runtime.match(name, 0, 0, len(PROMPT))
     table = list(range(len(PROMPT) // BLOCK + 1))
     runtime.scheduled(name, len(PROMPT), [table], replace_blocks=True, known_tokens=len(PROMPT))
-    (transfer,) = runtime.step_plan(idle=False).saves
+    (transfer,) = runtime.step_plan(["r"]).saves
     return transfer.id
 
 
@@ -339,17 +339,17 @@ def test_a_request_that_loads_again_in_the_step_of_its_preemption_is_reported_on
     table = [list(range(len(longer) // BLOCK + 1))]
     runtime.match("again", 2 * CHUNK, 0, len(longer))
     runtime.scheduled("again", len(longer), table, replace_blocks=True, known_tokens=len(longer))
-    (unfinished,) = runtime.step_plan(idle=False).saves
+    (unfinished,) = runtime.step_plan(["r"]).saves
     # The engine is reset: preempted, matched, allocated, and only then told to the runtime.
     assert runtime.match("again", 0, 1, len(longer)) == 2 * CHUNK
     runtime.allocated("again", 2 * CHUNK, table)
     runtime.preempted("again")
-    plan = runtime.step_plan(idle=True)
+    plan = runtime.step_plan([])
     assert plan.flush == ("again",)
     (load,) = plan.loads
     held = runtime.finished("again", table, 2 * CHUNK, len(longer))
     assert not held, "the end of its load and the end of its saves would both be reported"
-    assert runtime.step_plan(idle=True).ended == ()
+    assert runtime.step_plan([]).ended == ()
     worker.done(TransferResult(unfinished.id), TransferResult(load.id))
     runtime.finished("first", [[]], 0, 0)
     wait_until(lambda: runtime.statistics()[1].leases == 0, 10.0, "a lease stayed")
@@ -371,7 +371,7 @@ def test_another_request_with_the_same_id_is_not_taken_for_the_first(
     stored(runtime)
     table = list(range(len(PROMPT) // BLOCK + 1))
     runtime.scheduled("same", len(PROMPT), [table], replace_blocks=True, known_tokens=len(PROMPT))
-    (new,) = runtime.step_plan(idle=False).saves
+    (new,) = runtime.step_plan(["r"]).saves
     assert runtime.finished("same", [[]], 0, 0), "its blocks are being read too"
     worker.done(TransferResult(new.id))
     stored(runtime, 4)

@@ -68,8 +68,11 @@ class RemoteScheduler:
         answer = self._call("finished", request_id, blocks, computed, known)
         return msgspec.msgpack.decode(answer, type=bool)
 
-    def step_plan(self, *, idle: bool) -> StepPlan:
-        return msgspec.msgpack.decode(self._call("step_plan", "", idle), type=StepPlan)
+    def loads_beside(self, request_id: str) -> bool:
+        return msgspec.msgpack.decode(self._call("loads_beside", request_id), type=bool)
+
+    def step_plan(self, running: Sequence[str]) -> StepPlan:
+        return msgspec.msgpack.decode(self._call("step_plan", "", running), type=StepPlan)
 
     def statistics(self) -> list[int]:
         """Loaded tokens, resident chunks, leases, reservations."""

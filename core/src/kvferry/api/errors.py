@@ -72,9 +72,7 @@ class KVFerryError(Exception):
         return (_rebuild, (self.what, self.kind, self.where, self.why, self.remedy, self.retry))
 
 
-def _rebuild(
-    what: str, kind: ErrorKind, where: str, why: str, remedy: str, retry: Retry
-) -> KVFerryError:
+def _rebuild(what: str, kind: ErrorKind, where: str, why: str, remedy: str, retry: Retry) -> KVFerryError:
     return KVFerryError(what, kind=kind, where=where, why=why, remedy=remedy, retry=retry)
 
 
@@ -95,7 +93,5 @@ class KVFerryErrors(KVFerryError):
         return (_rebuild_many, (self.what, self.errors, self.kind))
 
 
-def _rebuild_many(
-    what: str, errors: tuple[KVFerryError, ...], kind: ErrorKind
-) -> KVFerryErrors:
+def _rebuild_many(what: str, errors: tuple[KVFerryError, ...], kind: ErrorKind) -> KVFerryErrors:
     return KVFerryErrors(what, errors, kind=kind)

@@ -23,17 +23,13 @@ class ConfigCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-        show = actions.add_parser(
-            "show", help="every value with its origin", allow_abbrev=False
-        )
+        show = actions.add_parser("show", help="every value with its origin", allow_abbrev=False)
         show.add_argument("file", type=Path, metavar="FILE")
         add_format(show)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """0, or 2 with faults of the configuration, or 4 with a plugin that cannot be used."""
-        reading = read(
-            sources_of(arguments.file, self._host), distributions=self._host.distributions
-        )
+        reading = read(sources_of(arguments.file, self._host), distributions=self._host.distributions)
         if arguments.format == "json":
             faults = [*reading.config_faults, *reading.plugin_faults]
             values = None if reading.config is None else config_data(reading.config)

@@ -97,13 +97,9 @@ def _parser(commands: dict[str, str], loaded: dict[str, Command]) -> argparse.Ar
         metavar="NAME",
         help="offer this plugin's commands; may be given several times",
     )
-    subparsers = parser.add_subparsers(
-        dest="command", metavar="COMMAND", title="commands", required=True
-    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
     for name, summary in commands.items():
-        subparser = subparsers.add_parser(
-            name, help=summary, description=summary, allow_abbrev=False
-        )
+        subparser = subparsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name in loaded:
             loaded[name].configure(subparser)
     return parser

@@ -14,9 +14,7 @@ _NOTHING = "-"
 
 def add_format(parser: argparse.ArgumentParser) -> None:
     """The option ``--format text|json``."""
-    parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="default: text"
-    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 
 def print_json(data: Any) -> None:
@@ -27,8 +25,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as aligned lines, two spaces between columns and none at the end."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
 
 

@@ -12,9 +12,7 @@ from kvferry.compat.values import fill, placeholders
 from kvferry.compat.views import FactView, members
 
 
-def check(
-    rules: Iterable[OwnedRule], facts: Facts, waivers: Sequence[Waiver] = ()
-) -> Report:
+def check(rules: Iterable[OwnedRule], facts: Facts, waivers: Sequence[Waiver] = ()) -> Report:
     """Apply every rule and report everything found, ordered by severity and then by rule id.
 
     A template (``Rule.each``) is applied to every member of its section; without members it does
@@ -22,9 +20,7 @@ def check(
     """
     owned = tuple(rules)
     by_id = {waiver.rule_id: waiver for waiver in waivers}
-    findings = [
-        finding for each in owned for finding in _apply(each, facts, by_id.get(each.rule.id))
-    ]
+    findings = [finding for each in owned for finding in _apply(each, facts, by_id.get(each.rule.id))]
     known = {each.rule.id for each in owned}
     return Report(
         findings=tuple(sorted(findings, key=Finding.sort_key)),
@@ -45,9 +41,7 @@ def _apply(owned: OwnedRule, facts: Facts, waiver: Waiver | None) -> Iterator[Fi
         yield _finding(owned, FactView(facts), None, Outcome.NOT_APPLICABLE, None, "")
 
 
-def _judge(
-    owned: OwnedRule, view: FactView, member: str | None, waiver: Waiver | None
-) -> Finding:
+def _judge(owned: OwnedRule, view: FactView, member: str | None, waiver: Waiver | None) -> Finding:
     rule = owned.rule
     # A predicate is the plugin's code: what it raises makes the rule unverified, not the check fail.
     judged = call_foreign(lambda: _outcome(rule.when, rule.require, view))

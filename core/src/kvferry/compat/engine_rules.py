@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvferry.api import Check, Example, Path, Rule, Severity
+from kvferry.api import Check, Example, Rule, Severity
 from kvferry.compat.tier_rules import (
     SUPPORTED_GROUP_KINDS,
     WITH_ENGINE,

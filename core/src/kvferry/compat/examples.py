@@ -39,8 +39,7 @@ def run_examples(rule: Rule) -> tuple[str, ...]:
 
 def _judge(rule: Rule, example: Example) -> tuple[set[Outcome], list[str]]:
     facts = {
-        path: Fact(path=path, value=value, origin=EXAMPLE_ORIGIN)
-        for path, value in example.facts.items()
+        path: Fact(path=path, value=value, origin=EXAMPLE_ORIGIN) for path, value in example.facts.items()
     }
     report = check([OwnedRule(rule=rule, owner=EXAMPLE_ORIGIN)], facts)
     violated = [f for f in report.findings if f.outcome is Outcome.VIOLATED]

@@ -116,9 +116,7 @@ HOST_RULES = (
         source="measured: make bench, table copy",
         examples=(
             Example(facts={"native.available": True, "native.why": "found"}, passes=True),
-            Example(
-                facts={"native.available": False, "native.why": "not installed"}, passes=False
-            ),
+            Example(facts={"native.available": False, "native.why": "not installed"}, passes=False),
         ),
     ),
     Rule(

@@ -20,9 +20,7 @@ def finding_text(finding: Finding) -> str:
         lines = [f"{label} {finding.message}"]
     lines.append(f"  when     {finding.when}")
     lines.append(f"  require  {finding.require}")
-    forms = {
-        path: form for text in (rule.message, rule.fix) for path, form in placeholders(text)
-    }
+    forms = {path: form for text in (rule.message, rule.fix) for path, form in placeholders(text)}
     for fact in finding.facts:
         form = _form_of(fact.path, forms)
         lines.append(f"  fact     {fact_text(fact, form)}  <- {fact.origin}")
@@ -64,14 +62,11 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "when": finding.when,
         "require": finding.require,
         "facts": [
-            {"path": fact.path, "value": plain(fact.value), "origin": fact.origin}
-            for fact in finding.facts
+            {"path": fact.path, "value": plain(fact.value), "origin": fact.origin} for fact in finding.facts
         ],
         "missing": list(finding.missing),
         "broken": finding.broken,
-        "waiver": None
-        if waiver is None
-        else {"reason": waiver.reason, "origin": waiver.origin},
+        "waiver": None if waiver is None else {"reason": waiver.reason, "origin": waiver.origin},
         "fix": finding.fix,
         "source": rule.source,
         "owner": finding.owner,

@@ -46,9 +46,7 @@ class Report:
     unknown_waivers: tuple[Waiver, ...] = ()
     rule_ids: tuple[str, ...] = ()
 
-    def select(
-        self, outcome: Outcome, severity: Severity | None = None
-    ) -> tuple[Finding, ...]:
+    def select(self, outcome: Outcome, severity: Severity | None = None) -> tuple[Finding, ...]:
         """Findings with this outcome that no waiver covers."""
         return tuple(
             finding
@@ -91,9 +89,7 @@ class Report:
         """``9 checks: 5 ok, 2 not applicable, 1 error, 1 warning``."""
         counted: Counter[str] = Counter(_category(finding) for finding in self.findings)
         counted["warning"] += len(self.unknown_waivers)
-        parts = [
-            f"{counted[name]} {_plural(name, counted[name])}" for name in _CATEGORIES if counted[name]
-        ]
+        parts = [f"{counted[name]} {_plural(name, counted[name])}" for name in _CATEGORIES if counted[name]]
         total = len(self.findings)
         head = f"{total} {_plural('check', total)}"
         return f"{head}: {', '.join(parts)}" if parts else f"{head}"

@@ -22,9 +22,7 @@ TIER_RULES = (
         id="CORE001",
         severity=Severity.ERROR,
         when=Always(),
-        require=Check(
-            "at least one tier is configured", ("tiers.*.use",), lambda uses: len(uses) > 0
-        ),
+        require=Check("at least one tier is configured", ("tiers.*.use",), lambda uses: len(uses) > 0),
         message="no tier is configured, so there is nowhere to keep KV data",
         fix="add a tier, for example  tiers: {cpu: {use: cpu, capacity: 16GiB}}",
         source="design",
@@ -37,9 +35,7 @@ TIER_RULES = (
         id="CORE002",
         severity=Severity.ERROR,
         when=Always(),
-        require=Check(
-            "at most one tier is configured", ("tiers.*.use",), lambda uses: len(uses) <= 1
-        ),
+        require=Check("at most one tier is configured", ("tiers.*.use",), lambda uses: len(uses) <= 1),
         message="several tiers are configured ({tiers.*.use}), and this version drives one",
         fix="keep the tier that suits the machine best and remove the others",
         source="design",

@@ -15,9 +15,7 @@ def members(facts: Iterable[str], section: str) -> tuple[str, ...]:
     ``members(["tiers.cpu.use", "tiers.ssd.use"], "tiers")`` is ``("cpu", "ssd")``.
     """
     prefix = f"{section}."
-    names = {
-        path[len(prefix) :].split(".", 1)[0] for path in facts if path.startswith(prefix)
-    }
+    names = {path[len(prefix) :].split(".", 1)[0] for path in facts if path.startswith(prefix)}
     return tuple(sorted(names - {""}))
 
 
@@ -42,9 +40,7 @@ def expand(path: str, facts: Facts) -> tuple[str, ...] | None:
         return None
     at = parts.index(WILDCARD)
     section = ".".join(parts[:at])
-    return tuple(
-        ".".join([*parts[:at], member, *parts[at + 1 :]]) for member in members(facts, section)
-    )
+    return tuple(".".join([*parts[:at], member, *parts[at + 1 :]]) for member in members(facts, section))
 
 
 class FactView(Mapping[str, Fact]):

@@ -114,15 +114,11 @@ def _spec_faults(hook: str, item: object, spec_type: type[AnySpec]) -> Iterator[
         yield f"{hook} gave {name!r} capabilities that are not BackendCapabilities"
 
 
-def _import_faults(
-    hook: str, name: str, field: str, value: object, optional: bool
-) -> Iterator[str]:
+def _import_faults(hook: str, name: str, field: str, value: object, optional: bool) -> Iterator[str]:
     if value is None and optional:
         return
     if not isinstance(value, str) or IMPORT_STRING.fullmatch(value) is None:
-        yield (
-            f"{hook} gave {name!r} the {field} {value!r}; it reads package.module:attribute"
-        )
+        yield (f"{hook} gave {name!r} the {field} {value!r}; it reads package.module:attribute")
 
 
 def _twice(specs: list[tuple[Provided, AnySpec]]) -> Iterator[str]:

@@ -66,9 +66,7 @@ def _candidates(distribution: Distribution) -> tuple[Candidate, ...]:
     text = distribution.read_text("entry_points.txt")
     if text is None or ENTRY_POINT_GROUP not in text:
         return ()
-    points = [
-        point for point in distribution.entry_points if point.group == ENTRY_POINT_GROUP
-    ]
+    points = [point for point in distribution.entry_points if point.group == ENTRY_POINT_GROUP]
     requires = tuple(distribution.requires or ()) if points else ()
     return tuple(
         Candidate(

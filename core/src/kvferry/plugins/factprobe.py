@@ -52,17 +52,13 @@ def probe_facts(
             retry=Retry.AFTER_CHANGE,
         )
         (required if plugin.required else skipped).append(error)
-    return ProbedFacts(
-        facts=facts, required_faults=tuple(required), skipped_faults=tuple(skipped)
-    )
+    return ProbedFacts(facts=facts, required_faults=tuple(required), skipped_faults=tuple(skipped))
 
 
 def _fault(items: tuple[object, ...], owners: Mapping[str, str]) -> str:
     paths: set[str] = set()
     for item in items:
-        if not isinstance(item, Fact) or not (
-            isinstance(item.path, str) and isinstance(item.origin, str)
-        ):
+        if not isinstance(item, Fact) or not (isinstance(item.path, str) and isinstance(item.origin, str)):
             return f"kvferry_facts gave {item!r}, not a Fact with a path and an origin"
         if item.path in owners:
             return f"the fact {item.path!r} is already given by plugin '{owners[item.path]}'"

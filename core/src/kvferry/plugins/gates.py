@@ -80,9 +80,7 @@ def import_entry_module(candidate: Candidate) -> ModuleType:
     imported = call_foreign(lambda: importlib.import_module(candidate.module))
     if isinstance(imported, Raised):
         reason, remedy = import_failure(imported.error, candidate.module)
-        raise Refusal(
-            PluginState.FAILED, f"{candidate.label}: {reason}", remedy, imported.error
-        )
+        raise Refusal(PluginState.FAILED, f"{candidate.label}: {reason}", remedy, imported.error)
     return imported.value
 
 

@@ -35,9 +35,7 @@ class HookCalls:
 
         What the hook returns is exhausted here, so a generator that fails half-way fails here too.
         """
-        others = [
-            plugin for other, plugin in self._manager.list_name_plugin() if other != name
-        ]
+        others = [plugin for other, plugin in self._manager.list_name_plugin() if other != name]
         caller = self._manager.subset_hook_caller(hook, remove_plugins=others)
         return call_foreign(lambda: _items(caller(**arguments)))
 

@@ -56,9 +56,7 @@ def _hooklike(plugin: object) -> Iterator[tuple[str, Any, dict[str, Any] | None]
             yield attribute, value, None
 
 
-def _shape_faults(
-    attribute: str, hook: str, value: Any, options: dict[str, Any]
-) -> Iterator[str]:
+def _shape_faults(attribute: str, hook: str, value: Any, options: dict[str, Any]) -> Iterator[str]:
     if options.get("wrapper") or options.get("hookwrapper"):
         yield f"{attribute!r} is a wrapper; hooks only describe, so there is nothing to wrap"
         return
@@ -72,10 +70,7 @@ def _shape_faults(
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             yield f"{attribute!r} takes {parameter}; its signature is {hook}{shown}"
         elif parameter.kind is parameter.KEYWORD_ONLY:
-            yield (
-                f"{attribute!r} takes {parameter.name!r} as keyword only; its signature is "
-                f"{hook}{shown}"
-            )
+            yield (f"{attribute!r} takes {parameter.name!r} as keyword only; its signature is {hook}{shown}")
         elif parameter.name not in accepted and parameter.default is parameter.empty:
             yield (
                 f"{attribute!r} wants {parameter.name!r}, which is not handed over; its signature "

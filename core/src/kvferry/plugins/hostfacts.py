@@ -18,9 +18,7 @@ def host_facts(environment: HostEnvironment) -> list[Fact]:
     facts = [
         Fact(path="kvferry.version", value=__version__, origin="kvferry"),
         Fact(path="kvferry.api", value=API_VERSION, origin="kvferry"),
-        Fact(
-            path="host.python", value=platform.python_version(), origin="probe python interpreter"
-        ),
+        Fact(path="host.python", value=platform.python_version(), origin="probe python interpreter"),
     ]
     candidates = (_cpus(), _memory(root), _shared_memory(root), _huge_pages(root))
     facts += [fact for fact in candidates if fact is not None]
@@ -71,9 +69,7 @@ def _huge_pages(root: Path) -> Fact | None:
     place = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
     for word in _text(root / place).split():
         if word.startswith("[") and word.endswith("]"):
-            return Fact(
-                path="host.huge_pages_shmem", value=word[1:-1], origin=f"probe /{place}"
-            )
+            return Fact(path="host.huge_pages_shmem", value=word[1:-1], origin=f"probe /{place}")
     return None
 
 

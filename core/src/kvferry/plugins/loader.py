@@ -107,9 +107,7 @@ class _Loading:
                 f"remove {name!r} from plugins",
             )
         if any(record.name == name for record in self._records):
-            raise Refusal(
-                PluginState.CONFLICT, "it is listed twice", "remove one of the two entries"
-            )
+            raise Refusal(PluginState.CONFLICT, "it is listed twice", "remove one of the two entries")
         owners = self._named(name)
         if not owners:
             raise self._missing(name)
@@ -131,8 +129,7 @@ class _Loading:
         return Refusal(
             PluginState.MISSING,
             f"no installed distribution brings it; installed: {one_of(names)}",
-            " Otherwise: ".join(hint for hint in hints if hint)
-            or "mend the name, or remove it from plugins",
+            " Otherwise: ".join(hint for hint in hints if hint) or "mend the name, or remove it from plugins",
         )
 
     def _judge(self, request: PluginRequest, candidate: Candidate) -> PluginRecord:
@@ -205,13 +202,9 @@ class _Loading:
                 )
         rival = self._prefixes.get(manifest.rule_prefix)
         if rival is not None:
-            clashes.append(
-                f"the rule prefix {manifest.rule_prefix} already belongs to plugin '{rival}'"
-            )
+            clashes.append(f"the rule prefix {manifest.rule_prefix} already belongs to plugin '{rival}'")
         if clashes:
-            raise Refusal(
-                PluginState.CONFLICT, "; ".join(clashes), "list only one of the two plugins"
-            )
+            raise Refusal(PluginState.CONFLICT, "; ".join(clashes), "list only one of the two plugins")
 
     def _adopt(self, record: PluginRecord, manifest: Manifest, described: Descriptions) -> None:
         self._prefixes[manifest.rule_prefix] = record.name
@@ -240,9 +233,7 @@ class _Loading:
         return record
 
 
-def _refused(
-    request: PluginRequest, refusal: Refusal, owners: tuple[Candidate, ...]
-) -> PluginRecord:
+def _refused(request: PluginRequest, refusal: Refusal, owners: tuple[Candidate, ...]) -> PluginRecord:
     record = PluginRecord(
         name=request.name,
         state=refusal.state,

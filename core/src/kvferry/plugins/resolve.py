@@ -32,8 +32,7 @@ def import_failure(error: BaseException, module: str) -> tuple[str, str]:
         )
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         return (
-            f"importing {module!r} failed: it needs the module {error.name!r}, which is not "
-            "installed",
+            f"importing {module!r} failed: it needs the module {error.name!r}, which is not installed",
             f"install what provides {error.name!r}",
         )
     return (

@@ -13,7 +13,7 @@ from kvferry.runtime.engine import (
     open_scheduler,
     open_worker,
 )
-from kvferry.runtime.requests import RequestOptions, RequestState
+from kvferry.runtime.requests import LoadMode, RequestOptions, RequestState
 from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry.runtime.startup import Prepared, prepare
 from kvferry.runtime.worker import StepReport, WorkerRuntime
@@ -28,6 +28,7 @@ __all__ = [
     "KVFerryError",
     "KeyChain",
     "LoRAIdentity",
+    "LoadMode",
     "MediaItem",
     "PagePlane",
     "Prepared",

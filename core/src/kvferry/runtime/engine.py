@@ -22,6 +22,7 @@ from kvferry.data.store_side import StoreSide
 from kvferry.data.wire import WIRE_VERSION
 from kvferry.plugins import LoadedPlugins
 from kvferry.runtime.address import MeetingPlace
+from kvferry.runtime.requests import LoadMode
 from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry.runtime.worker import WorkerRuntime
 
@@ -29,6 +30,8 @@ LEASE_SECONDS = 60.0
 """How long a matched prefix waits for its request's turn; asking again renews it."""
 WRITE_SECONDS = 60.0
 """How long a save may take before its slots are set aside until its result comes."""
+QUICK_LOAD_BYTES = 128 << 20
+"""What may be loaded in front of a forward pass of its own: about 10 ms of copying."""
 CHAIN_CACHE_BYTES = 64 << 20
 """Bound of the memory that lets a later turn hash its new tokens only."""
 
@@ -49,7 +52,7 @@ class EngineDescription:
 class SavingOptions:
     """What a connector's options say about saving and loading."""
 
-    synchronous: bool = False
+    load: LoadMode = LoadMode.AUTO
     save_generated: bool = True
     verify: bool = False
 
@@ -81,8 +84,9 @@ def open_scheduler(
         block_tokens=engine.block_tokens,
         chunk_tokens=config.chunk_tokens,
         groups=engine.groups,
-        synchronous=options.synchronous,
+        load_mode=options.load,
         save_generated=options.save_generated,
+        quick_load_tokens=QUICK_LOAD_BYTES * engine.block_tokens // engine.block_bytes,
     )
     runtime.open()
     return runtime

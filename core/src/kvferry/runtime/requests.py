@@ -18,6 +18,17 @@ class RequestOptions:
     load: bool = True
 
 
+class LoadMode(enum.Enum):
+    """When matched chunks are copied into the engine's blocks."""
+
+    AUTO = "auto"
+    """In front of the forward pass when nothing else runs and the load is short, else beside it."""
+    ASYNC = "async"
+    """Beside the forward passes of other requests; costs the engine steps of its own."""
+    SYNC = "sync"
+    """In front of the forward pass of the request's own step."""
+
+
 class LoadState(enum.Enum):
     """Where a request is with its load. A request loads at most once between preemptions."""
 
@@ -50,6 +61,8 @@ class RequestState:
     saved_tail: int = 0
     """Tokens of the longest beginning that was offered as a tail, counted from the prompt's start."""
     load: LoadState = LoadState.NONE
+    load_beside: bool = True
+    """Whether the matched chunks are to be loaded beside other requests' forward passes."""
     lease: int = 0
     matched_slots: tuple[int, ...] = ()
     matched_tokens: int = 0

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from attrs import define, evolve, fields_dict, frozen
+from attrs import evolve, fields_dict, frozen
 
 from kvferry.api import KVFerryError
 from kvferry.control.manager import CacheManager
 from kvferry.control.outcomes import ChunkWrite, LeaseOutcome, Stats, WriteOutcome
-from kvferry.data.plans import Direction, StepPlan, Transfer, TransferResult
+from kvferry.data.plans import StepPlan, Transfer, TransferResult
 from kvferry.data.wire import Bye, Done, FromWorker, Hello, Ready
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.fair_lock import FairLock
-from kvferry.runtime.requests import LoadState, RequestState
-from kvferry.runtime.side_channel import LOST_AFTER_SECONDS, SideChannelServer
+from kvferry.runtime.in_flight import Ended, Granted, InFlightLoad, InFlightSave, InFlightTransfers
+from kvferry.runtime.offers import Grain, load, matched_digest, offers, save
+from kvferry.runtime.requests import LoadMode, LoadState, RequestState
+from kvferry.runtime.roster import WorkerRoster
+from kvferry.runtime.side_channel import SideChannelServer
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +31,9 @@ _REFUSED = (WriteOutcome.NO_ROOM, WriteOutcome.NO_PARENT)
 
 NO_SLOT = -1
 """Never a slot: a plan that names it is refused by the worker and reported as failed."""
+CHUNKS_PER_SAVE = 4
+"""Chunks reserved under one hold of the lock, and written by one transfer: reserving one with an
+eviction takes about 20 microseconds."""
 
 
 @frozen(kw_only=True)
@@ -44,43 +50,13 @@ class SchedulerStatistics:
     refused_saves: int = 0
 
 
-@define
-class _Worker:
-    epoch: int
-    slots: int
-    ready: int = 0
-    heard: float = 0.0
-
-
-@define
-class _InFlight:
-    """A transfer that has not been reported by every rank."""
-
-    state: RequestState
-    """Of the request as it was then: another one may bear the same id by the time of the result."""
-    direction: Direction
-    waiting: set[int]
-    failed_slots: set[int]
-    reason: str = ""
-    # of a save
-    reservation: int = 0
-    written: tuple[tuple[int, int, int, int], ...] = ()
-    """Per granted chunk: index in the reservation, slot, chunk index, tokens."""
-    # of a load
-    lease: int = 0
-    tokens: int = 0
-    keys: Mapping[int, bytes] = {}
-    """Digest per slot."""
-    chunks: Mapping[int, int] = {}
-    """Chunk index per slot."""
-
-
 class SchedulerRuntime:
     """One engine's cache as its scheduler sees it.
 
     Threads: the request methods belong to the scheduler's thread; ``statistics`` may be called from
-    any thread. ``world_size`` ranks must report before anything becomes visible. ``clock`` is
-    monotonic seconds.
+    any thread. ``world_size`` ranks must report before anything becomes visible. With
+    ``LoadMode.AUTO``, loads of at most ``quick_load_tokens`` tokens may run in front of a forward
+    pass. ``clock`` is monotonic seconds.
     """
 
     def __init__(
@@ -93,31 +69,30 @@ class SchedulerRuntime:
         block_tokens: int,
         chunk_tokens: int,
         groups: int,
-        synchronous: bool,
+        load_mode: LoadMode,
         save_generated: bool,
+        quick_load_tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manager = manager
         self._place = place
-        self._world_size = world_size
-        self._fingerprint = fingerprint
-        self._block = block_tokens
-        self._chunk = chunk_tokens
+        self._grain = Grain(block_tokens, chunk_tokens)
         self._groups = groups
-        self._synchronous = synchronous
+        self._load_mode = load_mode
+        self._quick_load_tokens = quick_load_tokens
         self._save_generated = save_generated
         self._clock = clock
         self._lock = FairLock()
         self._server: SideChannelServer | None = None
-        self._workers: dict[int, _Worker] = {}
-        self._lost: set[int] = set()
-        self._gone: set[int] = set()
-        self._next_transfer = 1
-        self._in_flight: dict[int, _InFlight] = {}
+        self._roster = WorkerRoster(world_size, fingerprint)
+        self._in_flight = InFlightTransfers(world_size)
         self._requests: dict[str, RequestState] = {}
         self._stores = 0
         """Grows whenever a match could find more than before."""
         self._totals = dict.fromkeys(fields_dict(SchedulerStatistics), 0)
+        self._running: set[str] = set()
+        """Requests of the last step that have not ended since."""
+        self._sync_loads: list[Transfer] = []
         self._loads: list[Transfer] = []
         self._saves: list[Transfer] = []
         self._flush: list[str] = []
@@ -146,7 +121,7 @@ class SchedulerRuntime:
     def workers_ready(self) -> bool:
         """Whether every rank has introduced itself and none is lost."""
         with self._lock:
-            return self._complete()
+            return self._roster.complete
 
     # -- requests, on the scheduler's thread ----------------------------------------------------
 
@@ -175,7 +150,7 @@ class SchedulerRuntime:
             # It was loaded since it last lost its blocks, and the engine asks again: the load
             # failed. Asking for the same chunks could fail for ever.
             return 0
-        limit = (tokens - 1) // self._block * self._block
+        limit = (tokens - 1) // self._grain.block * self._grain.block
         if limit <= local_tokens:
             self._give_back(state)
             return 0
@@ -189,20 +164,34 @@ class SchedulerRuntime:
         state.local_tokens = local_tokens
         return gained
 
+    def loads_beside(self, request_id: str) -> bool:
+        """Whether what :meth:`match` just found will be loaded beside other requests' forward passes.
+
+        Asked once after every match that found something. A load in front of the forward pass saves
+        the engine a step or two, and delays nobody as long as nobody else runs.
+        """
+        state = self._requests[request_id]
+        quick = state.matched_tokens - state.local_tokens <= self._quick_load_tokens
+        alone = not self._running and not self._loads and not self._sync_loads
+        state.load_beside = self._load_mode is LoadMode.ASYNC or (
+            self._load_mode is LoadMode.AUTO and not (quick and alone)
+        )
+        return state.load_beside
+
     def _still_matched(self, state: RequestState) -> bool:
         """Whether an earlier match stands: nothing was stored since, and its lease lives."""
         if state.load is not LoadState.MATCHED:
             return False
         now = self._clock()
         with self._lock:
-            if state.matched_version == self._stores and self._complete():
+            if state.matched_version == self._stores and self._roster.complete:
                 return self._manager.renew(state.lease, now) is LeaseOutcome.OK
         self._give_back(state)
         return False
 
     def _match(self, state: RequestState, limit: int) -> None:
         with self._lock:
-            if not self._complete():
+            if not self._roster.complete:
                 return
             if not state.counted:
                 state.counted = True
@@ -211,7 +200,7 @@ class SchedulerRuntime:
             cursor = self._manager.match_in_slices(
                 state.id,
                 state.chain.keys,
-                lambda index: state.chain.tail_keys(index, self._block),
+                lambda index: state.chain.tail_keys(index, self._grain.block),
                 limit_tokens=limit,
             )
         more = True
@@ -243,53 +232,32 @@ class SchedulerRuntime:
         self._plan_load(state, external_tokens, blocks)
 
     def _plan_load(self, state: RequestState, external_tokens: int, blocks: Sequence[Sequence[int]]) -> None:
-        first = state.local_tokens // self._block
-        last = (state.local_tokens + external_tokens) // self._block
-        per_chunk = self._chunk // self._block
-        rows = range(first, last)
+        grain = self._grain
+        end = state.local_tokens + external_tokens
+        rows = range(state.local_tokens // grain.block, end // grain.block)
+        chunks = range(state.local_tokens // grain.chunk, (end - 1) // grain.chunk + 1)
+        digests = {chunk: matched_digest(state, chunk, grain) for chunk in chunks}
         with self._lock:
             self._count(hit_tokens=external_tokens)
-            held = self._manager.begin_load(state.lease)
-        slots = state.matched_slots if held is LeaseOutcome.OK else (NO_SLOT,) * len(state.matched_slots)
-        transfer = Transfer.of(
-            self._next_id(),
-            state.id,
-            Direction.LOAD,
-            [slots[row // per_chunk] for row in rows],
-            [row % per_chunk for row in rows],
-            [[table[row] for row in rows] for table in blocks],
+            held = self._manager.begin_load(state.lease) is LeaseOutcome.OK
+        # Without the lease nothing is read: the load fails as a whole, and proves no chunk bad.
+        slots = state.matched_slots if held else (NO_SLOT,) * len(state.matched_slots)
+        transfer = load(self._in_flight.next_id(), state, rows, slots, blocks, grain)
+        flight = InFlightLoad(
+            state=state,
+            lease=state.lease,
+            tokens=external_tokens,
+            # Backwards, so that the earliest chunk stands for a slot that is none.
+            chunks={slots[chunk]: chunk for chunk in reversed(chunks)},
+            digests={slots[chunk]: digests[chunk] for chunk in chunks} if held else {},
         )
-        chunks = range(first // per_chunk, (last - 1) // per_chunk + 1)
-        digests = self._digests(state, chunks)
         with self._lock:
-            self._in_flight[transfer.id] = _InFlight(
-                state=state,
-                direction=Direction.LOAD,
-                waiting=set(range(self._world_size)),
-                failed_slots=set(),
-                lease=state.lease,
-                tokens=external_tokens,
-                # Without the lease nothing is read, so nothing proves bad.
-                keys={slots[chunk]: digests[chunk] for chunk in chunks if slots[chunk] != NO_SLOT},
-                chunks={slots[chunk]: chunk for chunk in reversed(chunks)},
-            )
+            self._in_flight.add(transfer.id, flight)
         state.load = LoadState.LOADING
         state.lease = 0
         # What was restored needs no saving; a load that fails sets this back.
-        state.next_chunk = max(state.next_chunk, (state.local_tokens + external_tokens) // self._chunk)
-        self._loads.append(transfer)
-
-    def _digests(self, state: RequestState, chunks: range) -> dict[int, bytes]:
-        """Digest under which each of these matched chunks was found."""
-        keys = state.chain.keys
-        full = state.matched_tokens // self._chunk
-        digests = {chunk: keys[chunk] for chunk in chunks if chunk < full}
-        for chunk in chunks:
-            if chunk >= full:
-                held = state.matched_tokens - chunk * self._chunk
-                tails = state.chain.tail_keys(chunk, self._block)
-                digests[chunk] = next(digest for digest, tokens in tails if tokens == held)
-        return digests
+        state.next_chunk = max(state.next_chunk, end // grain.chunk)
+        (self._loads if state.load_beside else self._sync_loads).append(transfer)
 
     def scheduled(
         self,
@@ -325,11 +293,12 @@ class SchedulerRuntime:
         if tail:
             state.prompt_saved = True
             self._plan_saves(state, valid, tail_limit=state.prompt_tokens)
-        elif valid // self._chunk > max(state.next_chunk, state.refused_chunks):
+        elif valid // self._grain.chunk > max(state.next_chunk, state.refused_chunks):
             self._plan_saves(state, valid, tail_limit=0)
 
     def preempted(self, request_id: str) -> None:
         """The engine takes the request's blocks in this step."""
+        self._running.discard(request_id)
         state = self._requests.get(request_id)
         if state is None:
             return
@@ -349,6 +318,7 @@ class SchedulerRuntime:
 
         Called once per request. After True, every rank reports the request exactly once.
         """
+        self._running.discard(request_id)
         state = self._requests.pop(request_id, None)
         if state is None:
             return False
@@ -375,18 +345,20 @@ class SchedulerRuntime:
         self._ended.append(request_id)
         return True
 
-    def step_plan(self, *, idle: bool) -> StepPlan:
-        """Everything planned since the last call."""
-        loads = tuple(self._loads)
+    def step_plan(self, running: Collection[str]) -> StepPlan:
+        """Everything planned since the last call. ``running`` are all requests that this step computes
+        tokens of, those that kvferry does not follow included."""
+        self._running = set(running)
         plan = StepPlan(
-            sync_loads=loads if self._synchronous else (),
-            loads=() if self._synchronous else loads,
+            sync_loads=tuple(self._sync_loads),
+            loads=tuple(self._loads),
             saves=tuple(self._saves),
             flush=tuple(self._flush),
             ended=tuple(self._ended),
-            idle=idle,
+            idle=not running,
         )
-        self._loads, self._saves, self._flush, self._ended = [], [], [], []
+        self._sync_loads, self._loads = [], []
+        self._saves, self._flush, self._ended = [], [], []
         return plan
 
     def clear(self) -> None:
@@ -415,100 +387,50 @@ class SchedulerRuntime:
     # -- saves ----------------------------------------------------------------------------------
 
     def _plan_saves(self, state: RequestState, valid: int, tail_limit: int) -> None:
-        """Offer all chunks up to ``valid`` tokens that were not offered yet, and a tail that ends at
-        the last whole block within ``tail_limit``."""
-        valid = min(valid, min(len(table) for table in state.blocks) * self._block)
+        """Offer what of the first ``valid`` tokens was not offered yet, a few chunks at a time."""
+        valid = min(valid, min(len(table) for table in state.blocks) * self._grain.block)
         try:
             state.extend_chain(valid)
+            writes = offers(state, valid, tail_limit, self._grain)
+            for start in range(0, len(writes), CHUNKS_PER_SAVE):
+                if not self._plan_save(state, writes[start : start + CHUNKS_PER_SAVE]):
+                    # Asked again when the next chunk is complete, not at every token.
+                    state.refused_chunks = valid // self._grain.chunk
+                    break
         except KVFerryError as error:
             logger.warning("kvferry: request %s is not cached: %s", state.id, error)
             state.options = evolve(state.options, store=False)
-            return
-        full = min(valid // self._chunk, len(state.chain.keys))
-        writes = [self._chunk_write(state, index) for index in range(state.next_chunk, full)]
-        tail_tokens = min(valid, tail_limit) - full * self._chunk
-        tail_end = full * self._chunk + tail_tokens // self._block * self._block
-        tail = None
-        if tail_tokens >= self._block and tail_end > state.saved_tail:
-            tail = self._tail_write(state, full, tail_tokens // self._block * self._block)
-            writes.append(tail)
-        if not writes:
-            return
-        now = self._clock()
+
+    def _plan_save(self, state: RequestState, writes: Sequence[ChunkWrite]) -> bool:
+        """Reserve room and plan the copies; False once something found no room."""
         with self._lock:
-            if not self._complete():
-                return
-            reservation = self._manager.reserve(state.id, state.salt, writes, now=now)
-            refused = sum(item.outcome in _REFUSED for item in reservation.items)
-            self._count(refused_saves=refused)
-        granted = []
-        for index, (write, item) in enumerate(zip(writes, reservation.items, strict=True)):
-            if item.outcome is WriteOutcome.GRANTED:
-                granted.append((index, item.slot, write.depth, write.tokens))
-            if item.outcome in _REFUSED:
-                # Asked again when the next chunk is complete, not at every token.
-                state.refused_chunks = full
-                state.orphaned |= item.outcome is WriteOutcome.NO_PARENT
-                break
-            if write is tail:
-                state.saved_tail = tail_end
-            else:
-                state.next_chunk = write.depth + 1
+            if not self._roster.complete:
+                return False
+            reservation = self._manager.reserve(state.id, state.salt, writes, now=self._clock())
+            outcomes = [item.outcome for item in reservation.items]
+            self._count(refused_saves=sum(outcome in _REFUSED for outcome in outcomes))
         if reservation.id is not None:
-            self._plan_save(state, reservation.id, granted)
-
-    def _chunk_write(self, state: RequestState, index: int) -> ChunkWrite:
-        return ChunkWrite(
-            digest=state.chain.keys[index],
-            parent=state.chain.keys[index - 1] if index else None,
-            depth=index,
-            tokens=self._chunk,
-            aliases=tuple(state.chain.tail_keys(index, self._block)),
-        )
-
-    def _tail_write(self, state: RequestState, index: int, tokens: int) -> ChunkWrite:
-        tails = [pair for pair in state.chain.tail_keys(index, self._block) if pair[1] <= tokens]
-        (digest, held), *aliases = tails
-        return ChunkWrite(
-            digest=digest,
-            parent=state.chain.keys[index - 1] if index else None,
-            depth=index,
-            tokens=held,
-            aliases=tuple(aliases),
-        )
-
-    def _plan_save(
-        self, state: RequestState, reservation: int, granted: list[tuple[int, int, int, int]]
-    ) -> None:
-        per_chunk = self._chunk // self._block
-        slots: list[int] = []
-        positions: list[int] = []
-        rows: list[int] = []
-        for _, slot, chunk, tokens in granted:
-            blocks = tokens // self._block
-            slots += [slot] * blocks
-            positions += range(blocks)
-            rows += range(chunk * per_chunk, chunk * per_chunk + blocks)
-        transfer = Transfer.of(
-            self._next_id(),
-            state.id,
-            Direction.SAVE,
-            slots,
-            positions,
-            [[table[row] for row in rows] for table in state.blocks],
-        )
-        with self._lock:
-            # Counted under the lock: results count down on the service thread.
-            state.saves += 1
-            self._in_flight[transfer.id] = _InFlight(
-                state=state,
-                direction=Direction.SAVE,
-                waiting=set(range(self._world_size)),
-                failed_slots=set(),
-                reservation=reservation,
-                written=tuple(granted),
+            granted = tuple(
+                Granted(item, answer.slot, write.depth, write.tokens)
+                for item, (write, answer) in enumerate(zip(writes, reservation.items, strict=True))
+                if answer.outcome is WriteOutcome.GRANTED
             )
-        self._saves.append(transfer)
+            transfer = save(self._in_flight.next_id(), state, granted, self._grain)
+            flight = InFlightSave(state=state, reservation=reservation.id, granted=granted)
+            with self._lock:
+                self._in_flight.add(transfer.id, flight)
+                # Counted under the lock: results count down on the service thread.
+                state.saves += 1
+            self._saves.append(transfer)
+        for write, outcome in zip(writes, outcomes, strict=True):
+            if outcome in _REFUSED:
+                state.orphaned |= outcome is WriteOutcome.NO_PARENT
+                return False
+            if write.tokens == self._grain.chunk:
+                state.next_chunk = write.depth + 1
+            else:
+                state.saved_tail = write.depth * self._grain.chunk + write.tokens
+        return True
 
     # -- what workers report, on the service thread -----------------------------------------------
 
@@ -517,17 +439,14 @@ class SchedulerRuntime:
         if isinstance(message, Hello):
             return self._on_hello(message, now)
         with self._lock:
-            worker = self._workers.get(message.rank)
-            if worker is None or worker.epoch != message.epoch:
+            if not self._roster.heard(message, now):
                 return None
-            worker.heard = now
-            self._lost.discard(message.rank)
             if isinstance(message, Ready):
-                worker.ready = message.slots
-                self._grow()
+                self._roster.ready(message.rank, message.slots)
+                self._manager.grow(self._roster.ready_slots)
             elif isinstance(message, Bye):
-                self._gone.add(message.rank)
-                if len(self._gone) == self._world_size:
+                self._roster.leave(message.rank)
+                if self._roster.all_gone:
                     self._manager.worker_lost()
         if isinstance(message, Done):
             for result in message.results:
@@ -535,85 +454,62 @@ class SchedulerRuntime:
         return None
 
     def _on_hello(self, hello: Hello, now: float) -> str | None:
-        if hello.world_size != self._world_size or not 0 <= hello.rank < self._world_size:
-            return f"rank {hello.rank} of {hello.world_size}, the scheduler has {self._world_size}"
-        if hello.fingerprint != self._fingerprint:
-            return "the worker runs with another configuration or other plugin versions"
         with self._lock:
-            known = self._workers.get(hello.rank)
-            if known is not None and known.epoch != hello.epoch:
-                return "a worker of this rank was here before: restart the engine"
-            if known is None:
-                self._workers[hello.rank] = _Worker(epoch=hello.epoch, slots=hello.slots, heard=now)
-        logger.info("kvferry: rank %d is here with %d slots", hello.rank, hello.slots)
-        return None
+            refusal = self._roster.greet(hello, now)
+        if refusal is None:
+            logger.info("kvferry: rank %d is here with %d slots", hello.rank, hello.slots)
+        return refusal
 
     def _on_tick(self) -> None:
         now = self._clock()
         with self._lock:
             if now >= self._manager.next_deadline():
                 self._manager.expire(now)
-            for rank, worker in self._workers.items():
-                if now - worker.heard > LOST_AFTER_SECONDS and rank not in self._lost:
-                    self._lost.add(rank)
-                    logger.warning("kvferry: rank %d is silent; no hits until it answers", rank)
-
-    def _complete(self) -> bool:
-        return len(self._workers) == self._world_size and not self._lost and not self._gone
-
-    def _grow(self) -> None:
-        if len(self._workers) == self._world_size:
-            self._manager.grow(min(worker.ready for worker in self._workers.values()))
+            silent = self._roster.newly_silent(now)
+        for rank in silent:
+            logger.warning("kvferry: rank %d is silent; no hits until it answers", rank)
 
     def _on_result(self, rank: int, result: TransferResult) -> None:
         with self._lock:
-            flight = self._in_flight.get(result.id)
-            if flight is None or rank not in flight.waiting:
+            ended = self._in_flight.report(rank, result)
+            if ended is None:
                 return
-            flight.waiting.discard(rank)
-            flight.failed_slots.update(result.failed_slots)
-            flight.reason = flight.reason or result.reason
-            if flight.waiting:
-                return
-            del self._in_flight[result.id]
-            if flight.direction is Direction.SAVE:
-                self._save_ended(flight)
+            if isinstance(ended.flight, InFlightSave):
+                self._save_ended(ended.flight, ended)
             else:
-                self._load_ended(flight)
-        if flight.failed_slots:
+                self._load_ended(ended.flight, ended)
+        if ended.failed_slots:
             logger.warning(
-                "kvferry: %s of request %s failed for %d chunks: %s",
-                flight.direction.value,
-                flight.state.id,
-                len(flight.failed_slots),
-                flight.reason,
+                "kvferry: a %s of request %s failed for %d chunks: %s",
+                "save" if isinstance(ended.flight, InFlightSave) else "load",
+                ended.flight.state.id,
+                len(ended.failed_slots),
+                ended.reason,
             )
 
-    def _save_ended(self, flight: _InFlight) -> None:
-        succeeded = [index for index, slot, _, _ in flight.written if slot not in flight.failed_slots]
-        self._manager.complete(flight.reservation, succeeded)
+    def _save_ended(self, flight: InFlightSave, ended: Ended) -> None:
+        good = [chunk for chunk in flight.granted if chunk.slot not in ended.failed_slots]
+        bad = [chunk.chunk for chunk in flight.granted if chunk.slot in ended.failed_slots]
+        self._manager.complete(flight.reservation, [chunk.item for chunk in good])
         self._stores += 1
-        saved = sum(tokens for _, slot, _, tokens in flight.written if slot not in flight.failed_slots)
-        self._count(saved_tokens=saved, failed_saves=len(flight.written) - len(succeeded))
+        self._count(saved_tokens=sum(chunk.tokens for chunk in good), failed_saves=len(bad))
         state = flight.state
         state.saves -= 1
-        failed = [chunk for _, slot, chunk, _ in flight.written if slot in flight.failed_slots]
-        if failed:
-            state.next_chunk = min(state.next_chunk, *failed)
-            state.saved_tail = min(state.saved_tail, min(failed) * self._chunk)
+        if bad:
+            state.next_chunk = min(state.next_chunk, *bad)
+            state.saved_tail = min(state.saved_tail, min(bad) * self._grain.chunk)
 
-    def _load_ended(self, flight: _InFlight) -> None:
+    def _load_ended(self, flight: InFlightLoad, ended: Ended) -> None:
         self._manager.finish_load(flight.lease)
-        failed = [chunk for slot, chunk in flight.chunks.items() if slot in flight.failed_slots]
-        if not failed:
+        bad = [chunk for slot, chunk in flight.chunks.items() if slot in ended.failed_slots]
+        if not bad:
             self._count(loaded_tokens=flight.tokens)
             return
         self._count(failed_loads=1)
-        keys = [flight.keys[slot] for slot in flight.failed_slots if slot in flight.keys]
-        self._manager.drop(keys)
+        self._manager.drop(flight.digests[slot] for slot in ended.failed_slots if slot in flight.digests)
         # Whoever matched these chunks, and has not begun to load them, matches again.
         self._stores += 1
-        flight.state.next_chunk = min(flight.state.next_chunk, *failed)
+        flight.state.next_chunk = min(flight.state.next_chunk, *bad)
 
     # -- small helpers --------------------------------------------------------------------------
 
@@ -626,10 +522,6 @@ class SchedulerRuntime:
         state.load = LoadState.NONE
         state.matched_slots = ()
         state.matched_tokens = 0
-
-    def _next_id(self) -> int:
-        self._next_transfer += 1
-        return self._next_transfer - 1
 
     def _count(self, **added: int) -> None:
         """Add to the totals. Under the lock, because both threads count."""

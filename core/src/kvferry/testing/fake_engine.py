@@ -16,7 +16,7 @@ from attrs import define
 
 from kvferry.control.identity import LoRAIdentity
 from kvferry.control.keys import KeyChain
-from kvferry.runtime.requests import RequestOptions, RequestState
+from kvferry.runtime.requests import LoadMode, RequestOptions, RequestState
 from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry.runtime.worker import WorkerRuntime
 from kvferry.testing.fake_blocks import FakeBlocks
@@ -32,7 +32,7 @@ class EngineSettings:
     """How the engine behaves.
 
     ``overlapping``: a batch is scheduled, and run, before the results of the one before it are looked
-    at. ``synchronous`` must be the runtime's own setting.
+    at. ``load_mode`` and ``quick_load_tokens`` are the runtime's own settings.
     """
 
     blocks: int = 64
@@ -42,7 +42,8 @@ class EngineSettings:
     running: int = 4
     prefix_cache: bool = True
     overlapping: bool = False
-    synchronous: bool = False
+    load_mode: LoadMode = LoadMode.ASYNC
+    quick_load_tokens: int = 0
 
 
 class FakeEngine:
@@ -240,7 +241,7 @@ class FakeEngine:
                 replace_blocks=new,
                 known_tokens=len(request.tokens),
             )
-        plan = self.scheduler.step_plan(idle=not scheduled)
+        plan = self.scheduler.step_plan([item.request.id for item in scheduled])
         if scheduled:
             self._scheduled_batches += 1
         stale = [pool.take_stale() for pool in self.pools]
@@ -280,7 +281,7 @@ class FakeEngine:
             )
             self._check_hit(request, len(local) * size, external)
         start = request.computed or len(local) * size + external
-        later = external > 0 and not self.settings.synchronous
+        later = external > 0 and self.scheduler.loads_beside(request.id)
         count = 0 if later else min(len(request.tokens) - start, budget)
         if not self.admit(request) or not self._allocate(request, local, start + count, later):
             return None

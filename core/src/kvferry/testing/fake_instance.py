@@ -137,7 +137,8 @@ def open_fake_instance(
             block_tokens=engine.block_tokens,
             chunk_tokens=chunk_tokens,
             groups=len(settings.groups),
-            synchronous=engine.synchronous,
+            load_mode=engine.load_mode,
+            quick_load_tokens=engine.quick_load_tokens,
             save_generated=settings.save_generated,
         )
         scheduler.open()

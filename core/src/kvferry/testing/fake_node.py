@@ -19,7 +19,7 @@ from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
 from kvferry.data.handover import send_fd
 from kvferry.data.store_side import StoreSide
-from kvferry.runtime import RequestOptions, RequestState, SchedulerRuntime
+from kvferry.runtime import LoadMode, RequestOptions, RequestState, SchedulerRuntime
 from kvferry.runtime.address import MeetingPlace
 from kvferry.testing.backends import MemoryBackend, MemoryOptions
 from kvferry.testing.fake_instance import InstanceSettings, key_chains
@@ -74,7 +74,7 @@ class Node:
         if name == "add_request":
             return self._add(request_id, *arguments)
         if name == "step_plan":
-            return self._runtime.step_plan(idle=arguments[0])
+            return self._runtime.step_plan(arguments[0])
         if name == "scheduled":
             computed, blocks, replace, known = arguments
             return self._runtime.scheduled(
@@ -123,7 +123,7 @@ def main(path: str, folder: str, slot_bytes: int) -> None:
         block_tokens=BLOCK,
         chunk_tokens=CHUNK,
         groups=1,
-        synchronous=False,
+        load_mode=LoadMode.ASYNC,
         save_generated=True,
     )
     runtime.open()

@@ -21,7 +21,6 @@ from kvferry_connector_vllm.stats import KVFerryPromMetrics, KVFerryStats
 from kvferry_connector_vllm.worker_role import WorkerRole
 
 if TYPE_CHECKING:
-
     import torch
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -88,9 +87,7 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._as_scheduler.reported(connector_output)
 
-    def request_finished(
-        self, request: Request, block_ids: list[int]
-    ) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._as_scheduler.finished(request, (block_ids,)), None
 
     def request_finished_all_groups(

@@ -8,6 +8,7 @@ from attrs import field, frozen
 
 
 class LoadMode(enum.Enum):
+    AUTO = "auto"
     ASYNC = "async"
     SYNC = "sync"
 
@@ -17,8 +18,11 @@ class VLLMConnectorOptions:
     """Options of the vLLM connector."""
 
     load: LoadMode = field(
-        default=LoadMode.ASYNC,
-        metadata={"doc": "async: loads run beside other requests; sync: in front of the forward pass"},
+        default=LoadMode.AUTO,
+        metadata={
+            "doc": "async: loads run beside other requests; sync: in front of the forward pass; auto: in "
+            "front of it when nothing else runs and the load is short, else beside"
+        },
     )
     save_generated: bool = field(
         default=True, metadata={"doc": "also keep the KV cache of generated tokens, for the next turn"}

@@ -38,9 +38,7 @@ def engine_groups(
     return groups
 
 
-def _planes(
-    layer: str, cache: torch.Tensor | Sequence[torch.Tensor], blocks: int
-) -> list[PagePlane]:
+def _planes(layer: str, cache: torch.Tensor | Sequence[torch.Tensor], blocks: int) -> list[PagePlane]:
     import torch
 
     if not isinstance(cache, torch.Tensor):

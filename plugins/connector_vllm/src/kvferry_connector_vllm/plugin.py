@@ -42,9 +42,9 @@ def kvferry_rules() -> Iterable[Rule]:
             severity=Severity.ERROR,
             when=Known("engine.kv_load_failure_policy"),
             require=Path("engine.kv_load_failure_policy") == "recompute",
-            message="kv_load_failure_policy is {engine.kv_load_failure_policy}: a chunk that cannot be loaded "
-            "would end the client's request with an error, so that an outage of the cache becomes one of "
-            "the service",
+            message="kv_load_failure_policy is {engine.kv_load_failure_policy}: a chunk that cannot be "
+            "loaded would end the client's request with an error, so that an outage of the cache becomes "
+            "one of the service",
             fix='put "kv_load_failure_policy": "recompute" into --kv-transfer-config; beside other '
             "connectors, into MultiConnector's own entry as well as into kvferry's",
             source="upstream-code vLLM 0.32 v1/core/sched/scheduler.py, which reads the outer entry only",

@@ -94,7 +94,7 @@ class SchedulerRole:
             logger.warning("kvferry: request %s is not cached: %s", request.request_id, error)
             self._runtime.forget(request.request_id)
             return 0, False
-        return found, found > 0 and not self._startup.synchronous
+        return found, found > 0 and self._runtime.loads_beside(request.request_id)
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
         if self._runtime is not None:
@@ -119,7 +119,7 @@ class SchedulerRole:
                 cached.new_block_ids[index],
                 replace=request_id in cached.resumed_req_ids,
             )
-        plan = runtime.step_plan(idle=output.total_num_scheduled_tokens == 0)
+        plan = runtime.step_plan(output.num_scheduled_tokens)
         return KVFerryMetadata(plan, dict(self._failures_seen))
 
     def _scheduled(

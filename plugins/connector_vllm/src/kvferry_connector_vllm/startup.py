@@ -10,6 +10,7 @@ from kvferry.runtime import (
     ConfigSources,
     EngineDescription,
     HostEnvironment,
+    LoadMode,
     Prepared,
     SavingOptions,
     find_config,
@@ -25,7 +26,7 @@ from kvferry_connector_vllm.engine import (
     rank_block_bytes,
     supported,
 )
-from kvferry_connector_vllm.options import LoadMode, VLLMConnectorOptions
+from kvferry_connector_vllm.options import VLLMConnectorOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -70,9 +71,7 @@ class Startup:
             extra = transfer.kv_connector_extra_config
             environment = dict(os.environ)
             self._prepared = prepare(
-                ConfigSources(
-                    file=find_config(environment, extra), environment=environment, overrides=extra
-                ),
+                ConfigSources(file=find_config(environment, extra), environment=environment, overrides=extra),
                 HostEnvironment(variables=environment),
                 self._facts,
                 connector=SPEC_NAME,
@@ -118,12 +117,12 @@ class Startup:
         assert self._new_chain is not None, "open_scheduler() was not called"
         return self._new_chain(salt, lora)
 
-    @property
-    def synchronous(self) -> bool:
-        """Whether loads run in front of the forward pass. Several groups always load beside it,
-        because vLLM cannot be told of a synchronous load that failed for some of them."""
-        options = self._options()
-        return options.load is LoadMode.SYNC and len(self._kv_cache_config.kv_cache_groups) == 1
+    def _load_mode(self) -> LoadMode:
+        """Several groups always load beside the forward pass, because vLLM cannot be told of a
+        synchronous load that failed for some of them."""
+        if len(self._kv_cache_config.kv_cache_groups) > 1:
+            return LoadMode.ASYNC
+        return LoadMode(self._options().load.value)
 
     def _options(self) -> VLLMConnectorOptions:
         options = self.check().config.connector.options
@@ -133,7 +132,7 @@ class Startup:
     def _saving(self) -> SavingOptions:
         options = self._options()
         return SavingOptions(
-            synchronous=self.synchronous,
+            load=self._load_mode(),
             save_generated=options.save_generated,
             verify=options.verify,
         )
@@ -152,9 +151,7 @@ class Startup:
         )
 
     def _facts(self, config: Config) -> Iterable[Fact]:
-        return engine_facts(
-            self._vllm_config, self._kv_cache_config, config.chunk_tokens, _outer_policy()
-        )
+        return engine_facts(self._vllm_config, self._kv_cache_config, config.chunk_tokens, _outer_policy())
 
 
 def _outer_policy() -> str | None:

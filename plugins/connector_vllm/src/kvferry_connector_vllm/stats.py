@@ -61,9 +61,7 @@ class KVFerryPromMetrics(KVConnectorPromMetrics):
         self._counters = {
             name: self._per_engine(self._counter_cls, name, text) for name, text in COUNTERS.items()
         }
-        self._gauges = {
-            name: self._per_engine(self._gauge_cls, name, text) for name, text in GAUGES.items()
-        }
+        self._gauges = {name: self._per_engine(self._gauge_cls, name, text) for name, text in GAUGES.items()}
 
     def _per_engine(self, kind: Any, name: str, text: str) -> Any:
         metric = kind(name=f"kvferry:{name}", documentation=text, labelnames=self._labelnames)
