@@ -14,4 +14,4 @@ if not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists():
     problems.append("the Python headers are missing: install your system's python3-dev package")
 if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
     problems.append("there is no C++ compiler: install g++ or clang++ (C++17)")
-sys.exit("\n".join(problems))
+sys.exit("\n".join(problems) or 0)
