@@ -32,7 +32,7 @@ def random_tokens(seed: int, count: int) -> tuple[int, ...]:
 
 
 def demo_prompts() -> tuple[Prompt, ...]:
-    """Ten prompts; those that share a beginning come after the one they share it with."""
+    """Nine prompts; those that share a beginning come after the one they share it with."""
     system = random_tokens(1, 2500)
     within_chunk = 13 * BLOCK_TOKENS  # ends within a chunk
     at_chunk = 4 * CHUNK_TOKENS
@@ -51,7 +51,6 @@ def demo_prompts() -> tuple[Prompt, ...]:
         ),
         Prompt(note="10 chunks exactly", tokens=random_tokens(5, 10 * CHUNK_TOKENS)),
         Prompt(note="17 blocks exactly", tokens=random_tokens(6, 17 * BLOCK_TOKENS)),
-        Prompt(note="no round number", tokens=random_tokens(7, 3001)),
         Prompt(note="no round number", tokens=random_tokens(8, 1337)),
         Prompt(note="no round number", tokens=random_tokens(9, 1000)),
         Prompt(note="less than a chunk", tokens=random_tokens(10, 200)),
