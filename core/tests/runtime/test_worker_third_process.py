@@ -119,7 +119,7 @@ def test_an_engine_uses_a_tier_that_another_process_owns(folder: Path) -> None:
             store = MappedStore(map_region(fd, arena.length, "tier"), arena.slots)
             worker = WorkerRuntime(
                 side,
-                store,  # type: ignore[arg-type]
+                store,
                 NumpyCopier(),
                 MeetingPlace("node", str(folder), {}),
                 rank=0,

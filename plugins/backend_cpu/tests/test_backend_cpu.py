@@ -21,9 +21,8 @@ from kvferry.api import (
     KVFerryError,
     Region,
 )
-from kvferry.compat.examples import run_examples
-from kvferry.compat.validation import rule_faults
 from kvferry.testing.light_imports import measure_import
+from kvferry.testing.rules import rule_faults, run_examples
 from kvferry_backend_cpu import plugin
 from kvferry_backend_cpu.backend import CPUBackend
 from kvferry_backend_cpu.options import CPUOptions

@@ -8,23 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvferry.api import GroupGeometry, KVGeometry
-from kvferry.config import ConfigSources, read_core
-from kvferry.runtime import KeyChain, LoRAIdentity, RequestOptions, new_chain_factory
+from kvferry.runtime import RequestOptions
+from kvferry.testing.fake_engine import EngineSettings
+from kvferry.testing.fake_instance import InstanceSettings, key_chains
 from kvferry_connector_vllm.requests import cacheable, lora_identity, options, request_state
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-GEOMETRY = KVGeometry(
-    groups=(GroupGeometry(kind="full", layers=2, kv_heads=1, head_size=8, dtype="float32"),), chunk_tokens=4
-)
-
-
-def new_chain(salt: str, lora: LoRAIdentity | None) -> KeyChain:
-    raw = read_core(ConfigSources(file=None, environment={}, overrides={}))
-    config = raw.structure(lambda _selection: None)
-    return new_chain_factory(config, "model", "", GEOMETRY)(salt, lora)
+new_chain = key_chains(InstanceSettings(chunk_blocks=1, engine=EngineSettings(block_tokens=4)))
 
 
 def request(**changes: Any) -> SimpleNamespace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvferry.api import Rule
-from kvferry.compat import rule_faults, run_examples
+from kvferry.testing.rules import rule_faults, run_examples
 from kvferry_connector_vllm.plugin import MANIFEST, kvferry_rules
 
 RULES = list(kvferry_rules())

@@ -6,6 +6,7 @@ StoreSide knows no engine and no keys, so that it can live in a process of its o
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from kvferry.api import (
     AddressableBackend,
@@ -16,6 +17,18 @@ from kvferry.api import (
     Region,
 )
 from kvferry.data.arena import MemoryFileArena
+
+
+class SlotStore(Protocol):
+    """Slots of one rank, in this process or mapped from another's: what a worker needs of a tier."""
+
+    slots: int
+
+    def open(self, on_ready: Callable[[], None]) -> Region: ...
+
+    def ready_slots(self) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class StoreSide:

@@ -13,7 +13,7 @@ from kvferry.data.copy import SpanCopier
 from kvferry.data.engine_side import EngineSide
 from kvferry.data.mover import Mover, MoverStatistics
 from kvferry.data.plans import Direction, StepPlan, Transfer, TransferResult
-from kvferry.data.store_side import StoreSide
+from kvferry.data.store_side import SlotStore
 from kvferry.data.wire import WIRE_VERSION, Bye, Done, FromWorker, Hello, Ready
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.side_channel import SideChannelClient
@@ -51,7 +51,7 @@ class WorkerRuntime:
     def __init__(
         self,
         engine: EngineSide,
-        store: StoreSide,
+        store: SlotStore,
         copier: SpanCopier,
         place: MeetingPlace,
         *,
