@@ -148,4 +148,6 @@ FIGURES: Sequence[Figure] = (
         goal=Goal.AT_LEAST,
         target=0.95,
     ),
+    Figure(bench="throughput", name="connector started first", path=("median_ratio_started_first",)),
+    Figure(bench="throughput", name="connector started second", path=("median_ratio_started_second",)),
 )
