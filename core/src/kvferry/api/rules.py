@@ -7,6 +7,7 @@ a pass: an error rule whose requirement is unknown is reported as unverified.
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -64,15 +65,15 @@ class Fact:
 Facts = Mapping[str, Fact]
 
 
-class Expression:
+class Expression(ABC):
     """A truth-valued formula over facts. Combine with ``&``, ``|`` and ``~``."""
 
-    def evaluate(self, facts: Facts) -> Truth:
-        raise NotImplementedError
+    @abstractmethod
+    def evaluate(self, facts: Facts) -> Truth: ...
 
+    @abstractmethod
     def reads(self) -> tuple[str, ...]:
         """Paths of all facts the formula may look at, in order of appearance."""
-        raise NotImplementedError
 
     def __and__(self, other: Expression) -> Expression:
         return _Both(self, other)
