@@ -46,6 +46,8 @@ class _Job:
     transfer: Transfer
     pieces: Iterator[slice]
     failed: dict[int, str] = field(factory=dict)
+    checked: bool = False
+    """Its rows name memory that exists; looked at once, before the first piece."""
 
 
 ResultCallback = Callable[[Transfer, TransferResult], None]
@@ -234,7 +236,9 @@ class Mover:
         transfer = job.transfer
         started = self._clock()
         try:
-            self._engine.check(transfer, self._slots)
+            if not job.checked:
+                self._engine.check(transfer, self._slots)
+                job.checked = True
         except KVFerryError as error:
             job.failed.update(dict.fromkeys(transfer.slot_column.tolist(), str(error)))
             job.pieces = iter(())

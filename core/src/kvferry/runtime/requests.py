@@ -56,7 +56,6 @@ class RequestState:
     options: RequestOptions
     media: tuple[MediaItem, ...] = ()
     blocks: tuple[list[int], ...] = ()
-    computed: int = 0
     next_chunk: int = 0
     saved_tail: int = 0
     """Tokens of the longest beginning that was offered as a tail, counted from the prompt's start."""
@@ -95,7 +94,6 @@ class RequestState:
     def forget_blocks(self) -> None:
         """The engine took all blocks away (preemption)."""
         self.blocks = ()
-        self.computed = 0
         self.load = LoadState.NONE
         self.matched_slots = ()
         self.matched_tokens = 0

@@ -283,7 +283,6 @@ class SchedulerRuntime:
         if new_blocks is not None:
             for table, more in zip(state.blocks, new_blocks, strict=True):
                 table.extend(more)
-        state.computed = computed
         if not state.options.store or state.outdated:
             return
         valid = min(computed, known_tokens)
