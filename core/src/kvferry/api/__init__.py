@@ -9,6 +9,7 @@ from kvferry.api.eviction import (
     Evicted,
     EvictionPolicy,
     NotEnough,
+    QuotaPolicy,
 )
 from kvferry.api.hooks import ENTRY_POINT_GROUP, PROJECT, KVFerryHooks, hookimpl, hookspec
 from kvferry.api.keys import (
@@ -116,6 +117,7 @@ __all__ = [
     "MemoryKind",
     "NotEnough",
     "Path",
+    "QuotaPolicy",
     "Region",
     "Retry",
     "Rule",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from attrs import frozen
@@ -102,4 +102,45 @@ class EvictionPolicy(Protocol):
         the policy must behave as if it had not happened. After ``Evicted`` the manager calls
         ``remove`` with the same ids.
         """
+        ...
+
+
+class QuotaPolicy(EvictionPolicy, Protocol):
+    """A policy that keeps the owners of chunks apart; its spec claims ``quotas``.
+
+    The policy keeps the quotas, in bytes, because they are its options; the manager counts what each
+    owner holds, reservations included, and enforces them at admission: before a write of an owner
+    would pass its quota, :meth:`evict_owned` makes room among the owner's own chunks, and what still
+    does not fit is refused. So no owner is ever above its quota, unless the quota was lowered since.
+
+    ``owner`` is a cache salt; the empty string is the owner of requests without one.
+    """
+
+    def quota(self, owner: str) -> int | None:
+        """Bytes that ``owner`` may hold; ``None`` is without limit. Owners without a quota of their
+        own get the default."""
+        ...
+
+    def default_quota(self) -> int | None:
+        """Bytes for each owner without a quota of its own; ``None`` is without limit."""
+        ...
+
+    def set_default_quota(self, quota: int | None) -> None:
+        """Change the default, at run time. Evicts nothing by itself."""
+        ...
+
+    def quotas(self) -> Mapping[str, int | None]:
+        """The owners with a quota of their own, which are the only ones that statistics name."""
+        ...
+
+    def set_quota(self, owner: str, quota: int | None) -> None:
+        """Give ``owner`` a quota of its own, at run time. Evicts nothing by itself."""
+        ...
+
+    def forget_quota(self, owner: str) -> bool:
+        """Let the default apply to ``owner`` again; ``False`` if it had no quota of its own."""
+        ...
+
+    def evict_owned(self, owner: str, need: int, claim: Callable[[int], Claim]) -> Evicted | NotEnough:
+        """As :meth:`evict`, among the chunks of ``owner`` alone."""
         ...

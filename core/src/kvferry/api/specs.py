@@ -62,6 +62,8 @@ class EvictionSpec:
     factory: str
     """Class with the shape of :class:`kvferry.api.EvictionPolicy`."""
     options: str | None = None
+    quotas: bool = False
+    """Keeps owners apart: has the shape of :class:`kvferry.api.QuotaPolicy`."""
     summary: str = ""
 
 
