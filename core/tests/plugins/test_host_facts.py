@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvferry.api import Fact, HostEnvironment
+from kvferry.data.memory import available_memory
 from kvferry.data.native import find_native
 from kvferry.plugins.hostfacts import host_facts
 from kvferry.plugins.nativefacts import FINDER as FINDER_OF_CORE
@@ -52,7 +53,31 @@ def test_what_cannot_be_read_is_left_out_and_never_guessed(tmp_path: Path) -> No
     assert "host.memory_bytes" not in facts
     assert "host.huge_pages_shmem" not in facts
     assert "host.shm_free_bytes" not in facts
+    assert "host.memory_available_bytes" not in facts
+    assert "host.huge_pages_reserved_bytes" not in facts
     assert facts["host.cpus"].value >= 1
+
+
+def test_free_memory_is_the_figure_by_which_a_tier_is_refused(tmp_path: Path) -> None:
+    facts = machine(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:  2048 kB\n"})
+    assert facts["host.memory_available_bytes"].value == available_memory(tmp_path).size == 2 << 20
+    assert facts["host.memory_available_bytes"].origin == "probe MemAvailable of /proc/meminfo"
+    # A container has less room than the kernel's estimate says.
+    group = {
+        "proc/self/cgroup": "0::/box\n",
+        "sys/fs/cgroup/box/memory.max": "1048576\n",
+        "sys/fs/cgroup/box/memory.current": "524288\n",
+    }
+    facts = machine(tmp_path, group)
+    assert facts["host.memory_available_bytes"].value == available_memory(tmp_path).size == 1 << 19
+    assert "control group" in facts["host.memory_available_bytes"].origin
+
+
+def test_reserved_huge_pages_are_those_that_nobody_has_spoken_for(tmp_path: Path) -> None:
+    text = "HugePages_Free: 10\nHugePages_Rsvd: 4\nHugepagesize: 2048 kB\n"
+    facts = machine(tmp_path, {"proc/meminfo": text})
+    assert facts["host.huge_pages_reserved_bytes"].value == 12 << 20
+    assert "host.memory_bytes" not in facts
 
 
 def native(finder: str) -> dict[str, object]:

@@ -6,9 +6,11 @@ import importlib.metadata
 
 import pytest
 
-from kvferry.api import ENTRY_POINT_GROUP, ErrorKind, HostEnvironment, KVFerryError
+from kvferry.api import ENTRY_POINT_GROUP, ErrorKind, HostEnvironment, KVFerryError, hookimpl
 from kvferry.compat import rule_faults, run_examples
+from kvferry.compat.guard import Raised, Returned
 from kvferry.plugins import PluginRequest, load_plugins, resolve
+from kvferry.plugins.hookcalls import HookCalls
 from kvferry.testing.fake_distributions import importable
 from kvferry.testing.light_imports import measure_import
 
@@ -27,7 +29,13 @@ def test_core_is_always_there_with_its_policy_facts_and_rules() -> None:
 
 
 def test_an_implementation_is_imported_when_it_is_built_and_not_before(zoo: Zoo) -> None:
-    source = "class Backend:\n    pass\n"
+    source = """
+        class Backend:
+            def __init__(self, options, capacity): ...
+            def open(self, context): ...
+            def ready_bytes(self): ...
+            def close(self): ...
+    """
     options = "import attrs\n@attrs.frozen\nclass Options:\n    path: str = ''\n"
     zoo.add(
         "late",
@@ -144,6 +152,27 @@ def test_look_ups_call_no_hook(zoo: Zoo) -> None:
     plugins.facts(NOWHERE)  # shows that the count counts
     stop()
     assert calls == ["kvferry_facts", "kvferry_facts"]
+
+
+def test_a_registration_that_fails_is_undone_and_its_name_can_be_used_again() -> None:
+    @hookimpl
+    def kvferry_backends() -> list[str]:
+        return ["good"]
+
+    @hookimpl
+    def kvferry_facts(engine: object) -> list[str]:
+        return ["bad"]
+
+    hooks = HookCalls()
+    good = {"kvferry_backends": kvferry_backends}
+    assert isinstance(hooks.register("tape", {**good, "kvferry_facts": kvferry_facts}), Raised)
+    assert hooks.call("tape", "kvferry_backends") == Returned(())
+    assert hooks.register("tape", good) == Returned("tape")
+    assert hooks.call("tape", "kvferry_backends") == Returned(("good",))
+    assert isinstance(hooks.register("tape", good), Raised)
+    hooks.unregister("tape")
+    hooks.unregister("tape")
+    assert hooks.call("tape", "kvferry_backends") == Returned(())
 
 
 def _installed_entry_modules() -> dict[str, str]:

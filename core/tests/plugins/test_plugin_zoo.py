@@ -9,6 +9,7 @@ import pytest
 
 from kvferry.api import HostEnvironment, KVFerryErrors
 from kvferry.plugins import PluginRequest, PluginState, load_plugins
+from kvferry.testing.fake_distributions import distributions_in, importable
 
 from .conftest import GOOD, Zoo, row
 
@@ -296,6 +297,82 @@ def test_a_falsy_plugin_object_is_a_plugin(zoo: Zoo) -> None:
     plugins = zoo.load("falsy")
     assert row(plugins, "falsy").state is PluginState.READY
     assert plugins.backend("falsy").name == "falsy"
+
+
+def test_a_module_that_is_equal_to_everything_harms_nobody(zoo: Zoo) -> None:
+    text = (
+        GOOD
+        + """
+    import sys, types
+
+    class Same(types.ModuleType):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    same = Same(__name__)
+    same.__dict__.update(globals())
+    sys.modules[__name__] = same
+    """
+    )
+    for name in ("before", "behind"):
+        zoo.add(name)
+    zoo.add("same", text)
+    plugins = zoo.load("before", "same", "behind")
+    assert [record.state for record in plugins.records] == [PluginState.READY] * 4
+    assert [owned.spec.name for owned in plugins.specs("backend")] == ["before", "same", "behind"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "requires", "state"),
+    [
+        ("0.4.2", "kvferry>=0.4,<0.6", PluginState.READY),
+        ("0.6.0.dev3+g1234", "kvferry>=0.4", PluginState.READY),
+        ("0.5.0rc1", "kvferry>=0.4,<0.6", PluginState.READY),
+        ("0.3.9", "kvferry>=0.4,<0.6", PluginState.REJECTED),
+        ("0.6.0", "kvferry>=0.4,<0.6", PluginState.REJECTED),
+        ("0.4.2", "kvferry>=0.4; python_version < '3'", PluginState.READY),
+        ("0.4.2", "kvferry>=9; python_version < '3'", PluginState.READY),
+        ("0.4.2", "kvferry>=9; extra == 'test'", PluginState.READY),
+        ("0.4.2", "attrs>=9999", PluginState.READY),
+    ],
+)
+def test_a_distribution_for_another_kvferry_is_rejected_by_its_metadata_alone(
+    zoo: Zoo, installed: str, requires: str, state: PluginState
+) -> None:
+    imported = "raise AssertionError('imported')\n" if state is PluginState.REJECTED else None
+    zoo.add("tape", imported, requires=[requires])
+    with importable(*zoo.folders):
+        plugins = load_plugins(
+            [PluginRequest(name="tape")],
+            distributions=lambda: distributions_in(*zoo.folders),
+            core_version=installed,
+        )
+    record = row(plugins, "tape")
+    assert record.state is state
+    if state is PluginState.REJECTED:
+        assert f"{installed} is installed" in record.reason
+        assert "pip install --upgrade kvferry acme-tape" in record.remedy
+
+
+def test_two_halves_of_uninstalled_distributions_are_not_taken_for_one(zoo: Zoo) -> None:
+    for name in ("one", "two"):
+        zoo.add(name)
+        (metadata,) = zoo.folders[-1].glob("*.dist-info/METADATA")
+        metadata.unlink()
+    plugins = zoo.load("one", "two")
+    assert [row(plugins, name).distribution for name in ("one", "two")] == ["(no name) (no version)"] * 2
+
+
+def test_a_refused_plugin_shows_what_was_read_of_its_manifest(zoo: Zoo) -> None:
+    zoo.add("new", MANIFEST.replace(">=1.0,<2", ">=2.0"))
+    zoo.add("bad", GOOD + "\n    kvferry_rules = lambda: []\n")
+    plugins = zoo.load("new", "bad")
+    for name, api in (("new", ">=2.0"), ("bad", ">=1.0,<2")):
+        manifest = row(plugins, name).manifest
+        assert manifest is not None
+        assert manifest.api == api
 
 
 def test_loading_again_after_mending_works_in_the_same_process(zoo: Zoo) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvferry.api import EvictionSpec, Fact, HostEnvironment, Manifest, Rule, hookimpl
+from kvferry.api import EvictionSpec, Fact, FactSpec, HostEnvironment, Manifest, Rule, hookimpl
+from kvferry.compat.core_facts import CORE_FACTS
 from kvferry.compat.core_rules import RULE_PREFIX, core_rules
 from kvferry.plugins.hostfacts import host_facts
 from kvferry.plugins.nativefacts import native_facts
@@ -32,6 +33,12 @@ def kvferry_evictions() -> list[EvictionSpec]:
 def kvferry_facts(env: HostEnvironment) -> list[Fact]:
     """The machine, the interpreter and the native copy loops."""
     return [*host_facts(env), *native_facts()]
+
+
+@hookimpl
+def kvferry_fact_specs() -> tuple[FactSpec, ...]:
+    """What every engine, host and backend has."""
+    return CORE_FACTS
 
 
 @hookimpl

@@ -17,6 +17,9 @@ from kvferry.api import (
     ConnectorSpec,
     DeviceSpec,
     EvictionSpec,
+    FactKind,
+    FactSource,
+    FactSpec,
     LookupSpec,
     Rule,
     SourceSpec,
@@ -43,6 +46,7 @@ SPEC_HOOKS: tuple[tuple[str, str, type[AnySpec]], ...] = (
 """``(kind, hook, type)``."""
 
 _SPEC_NAME = re.compile(r"[a-z0-9]+([-_][a-z0-9]+)*")
+_FACT_PATH = re.compile(r"[a-z0-9_]+(\.([a-z0-9_]+|\*))+")
 _IMPORT_FIELDS = ("factory", "options")
 
 
@@ -52,6 +56,7 @@ class Descriptions:
 
     specs: tuple[tuple[Provided, AnySpec], ...]
     rules: tuple[Rule, ...]
+    fact_specs: tuple[FactSpec, ...] = ()
 
     @property
     def provides(self) -> tuple[Provided, ...]:
@@ -88,6 +93,15 @@ def describe(hooks: HookCalls, plugin: str, rule_prefix: str) -> Descriptions:
         faults += [f"kvferry_rules gave {item!r}, not a Rule" for item in strangers]
         rules = tuple(item for item in called.value if isinstance(item, Rule))
         faults += rule_faults(rules, rule_prefix)
+    fact_specs: tuple[FactSpec, ...] = ()
+    called = hooks.call(plugin, "kvferry_fact_specs")
+    if isinstance(called, Raised):
+        faults.append(f"kvferry_fact_specs failed with {called}")
+        errors.append(called.error)
+    else:
+        found = tuple(_fact_spec_faults(called.value))
+        faults += found
+        fact_specs = () if found else called.value
     if faults:
         raise Refusal(
             PluginState.FAILED,
@@ -95,7 +109,7 @@ def describe(hooks: HookCalls, plugin: str, rule_prefix: str) -> Descriptions:
             "upgrade the plugin, or report it to its author",
             errors[0] if errors else None,
         )
-    return Descriptions(specs=tuple(specs), rules=rules)
+    return Descriptions(specs=tuple(specs), rules=rules, fact_specs=fact_specs)
 
 
 def _spec_faults(hook: str, item: object, spec_type: type[AnySpec]) -> Iterator[str]:
@@ -112,6 +126,23 @@ def _spec_faults(hook: str, item: object, spec_type: type[AnySpec]) -> Iterator[
             yield from _import_faults(hook, name, field.name, getattr(item, field.name), optional)
     if isinstance(item, BackendSpec) and not isinstance(item.capabilities, BackendCapabilities):
         yield f"{hook} gave {name!r} capabilities that are not BackendCapabilities"
+
+
+def _fact_spec_faults(items: tuple[object, ...]) -> Iterator[str]:
+    paths: set[str] = set()
+    for item in items:
+        if not isinstance(item, FactSpec):
+            yield f"kvferry_fact_specs gave {item!r}, not a FactSpec"
+        elif not isinstance(item.path, str) or _FACT_PATH.fullmatch(item.path) is None:
+            yield f"kvferry_fact_specs gave the path {item.path!r}; paths are dotted lower-case words"
+        elif not isinstance(item.kind, FactKind) or not isinstance(item.source, FactSource):
+            yield f"kvferry_fact_specs gave {item.path!r} a kind or a source that kvferry.api does not have"
+        elif not isinstance(item.meaning, str) or not item.meaning.strip():
+            yield f"kvferry_fact_specs does not say what {item.path!r} means"
+        elif item.path in paths:
+            yield f"kvferry_fact_specs gave {item.path!r} twice"
+        else:
+            paths.add(item.path)
 
 
 def _import_faults(hook: str, name: str, field: str, value: object, optional: bool) -> Iterator[str]:

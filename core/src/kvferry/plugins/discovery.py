@@ -11,6 +11,10 @@ from packaging.utils import canonicalize_name
 
 from kvferry.api import ENTRY_POINT_GROUP
 from kvferry.compat.guard import Raised, call_foreign
+from kvferry.plugins.records import Owner
+
+_NO_NAME = "(no name)"
+"""What is left of a distribution after half an uninstallation; two of them are not the same one."""
 
 DistributionSource = Callable[[], Iterable[Distribution]]
 """Where installed distributions come from; a test hands in its own."""
@@ -35,9 +39,14 @@ class Candidate:
     requires: tuple[str, ...] = ()
 
     @property
+    def owner(self) -> Owner:
+        """The distribution with its version."""
+        return Owner(name=self.distribution, version=self.version)
+
+    @property
     def label(self) -> str:
         """``distribution version``."""
-        return f"{self.distribution} {self.version}"
+        return str(self.owner)
 
 
 def discover(distributions: Iterable[Distribution]) -> tuple[Candidate, ...]:
@@ -55,8 +64,9 @@ def discover(distributions: Iterable[Distribution]) -> tuple[Candidate, ...]:
             continue
         identity = canonicalize_name(read.value[0].distribution)
         if identity not in seen:
-            seen.add(identity)
             found += read.value
+        if read.value[0].distribution != _NO_NAME:
+            seen.add(identity)
     return tuple(sorted(found, key=lambda each: (each.name, each.distribution)))
 
 
@@ -72,9 +82,15 @@ def _candidates(distribution: Distribution) -> tuple[Candidate, ...]:
         Candidate(
             name=point.name,
             module=point.value,
-            distribution=distribution.metadata["Name"] or "(no name)",
-            version=distribution.metadata["Version"] or "(no version)",
+            distribution=_field(distribution, "Name") or _NO_NAME,
+            version=_field(distribution, "Version") or "(no version)",
             requires=requires,
         )
         for point in points
     )
+
+
+def _field(distribution: Distribution, name: str) -> str:
+    # Asking for one field that is not there is about to become an error in Python.
+    found = distribution.metadata.get_all(name)
+    return str(found[0]) if found else ""

@@ -1,8 +1,7 @@
-"""The gates in front of a plugin's hooks, cheapest first: metadata, import, manifest."""
+"""The gates on both sides of the import: what a distribution's metadata and a manifest say."""
 
 from __future__ import annotations
 
-import importlib
 import re
 from types import ModuleType
 
@@ -18,7 +17,6 @@ from kvferry.compat.validation import RULE_PREFIX
 from kvferry.plugins.discovery import Candidate
 from kvferry.plugins.records import PluginState
 from kvferry.plugins.refusal import Refusal
-from kvferry.plugins.resolve import MODULE_NAME, import_failure
 
 CORE_DISTRIBUTION = "kvferry"
 _ABOUT_CORE = re.compile(rf"{CORE_DISTRIBUTION}(?![\w.-])", re.IGNORECASE)
@@ -68,27 +66,8 @@ def _admits(specifier: SpecifierSet, version: str) -> bool:
     return specifier.contains(version, prereleases=True)
 
 
-def import_entry_module(candidate: Candidate) -> ModuleType:
-    """Gate 2: the light entry module imports. Raises :class:`Refusal`."""
-    if MODULE_NAME.fullmatch(candidate.module) is None:
-        raise Refusal(
-            PluginState.FAILED,
-            f"the entry point of {candidate.label} is {candidate.module!r}, and it must be the "
-            "name of a module",
-            "report it to the plugin's author",
-        )
-    imported = call_foreign(lambda: importlib.import_module(candidate.module))
-    if isinstance(imported, Raised):
-        reason, remedy = import_failure(imported.error, candidate.module)
-        raise Refusal(PluginState.FAILED, f"{candidate.label}: {reason}", remedy, imported.error)
-    return imported.value
-
-
-def check_manifest(candidate: Candidate, module: ModuleType) -> Manifest:
-    """Gate 3: the manifest is there, is about this plugin, and was written for this contract.
-
-    Raises :class:`Refusal`.
-    """
+def read_manifest(candidate: Candidate, module: ModuleType) -> Manifest:
+    """Gate 3, first half: there is a manifest that can be shown. Raises :class:`Refusal`."""
     found = call_foreign(lambda: getattr(module, "MANIFEST", None))
     manifest = None if isinstance(found, Raised) else found.value
     if not isinstance(manifest, Manifest):
@@ -101,6 +80,14 @@ def check_manifest(candidate: Candidate, module: ModuleType) -> Manifest:
     for name in ("name", "api", "rule_prefix", "summary", "docs"):
         if not isinstance(getattr(manifest, name), str):
             raise _bad_manifest(candidate, f"has a MANIFEST whose {name} is not a text")
+    return manifest
+
+
+def check_manifest(candidate: Candidate, manifest: Manifest) -> None:
+    """Gate 3, second half: it is the plugin that it says it is, written for this contract.
+
+    Raises :class:`Refusal`.
+    """
     if manifest.name != candidate.name:
         raise _bad_manifest(
             candidate, f"calls itself {manifest.name!r} in its MANIFEST, not {candidate.name!r}"
@@ -112,7 +99,6 @@ def check_manifest(candidate: Candidate, module: ModuleType) -> Manifest:
             "digits that end in a letter",
         )
     _check_api_range(candidate, manifest)
-    return manifest
 
 
 def _check_api_range(candidate: Candidate, manifest: Manifest) -> None:

@@ -11,6 +11,14 @@ from kvferry.api import PROJECT, KVFerryHooks
 from kvferry.compat.guard import Raised, Returned, call_foreign
 
 
+class _Holder:
+    """What pluggy gets to see of a plugin. Not the module itself: pluggy compares and hashes the objects
+    that it holds, so that a module which is equal to everything would break its neighbours."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        vars(self).update(functions)
+
+
 class HookCalls:
     """A pluggy manager of its own, with the contract's hooks and no plugin.
 
@@ -21,9 +29,11 @@ class HookCalls:
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(KVFerryHooks)
 
-    def register(self, name: str, plugin: object) -> Returned[str | None] | Raised:
-        """All hooks of ``plugin`` or none of them."""
-        return call_foreign(lambda: self._manager.register(plugin, name=name))
+    def register(
+        self, name: str, functions: Mapping[str, Callable[..., Any]]
+    ) -> Returned[str | None] | Raised:
+        """All of a plugin's hook functions, by attribute, or none of them."""
+        return call_foreign(lambda: self._manager.register(_Holder(functions), name=name))
 
     def unregister(self, name: str) -> None:
         """Forget the plugin; does nothing when it was never registered."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kvferry.api import PROJECT, KVFerryHooks
@@ -41,6 +41,11 @@ def hook_faults(plugin: object) -> tuple[str, ...]:
         else:
             faults += _shape_faults(attribute, hook, value, options)
     return tuple(faults)
+
+
+def hook_functions(plugin: object) -> Mapping[str, Callable[..., Any]]:
+    """The marked functions of a plugin without faults, by attribute."""
+    return {attribute: value for attribute, value, options in _hooklike(plugin) if options is not None}
 
 
 def _hooklike(plugin: object) -> Iterator[tuple[str, Any, dict[str, Any] | None]]:

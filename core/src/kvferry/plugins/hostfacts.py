@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
+from typing import Any
 
 from kvferry import __version__
 from kvferry.api import API_VERSION, Fact, HostEnvironment
+from kvferry.plugins.resolve import resolve
 
-_KIB = 1024
+_MACHINE = "kvferry.data.memory"
+"""Named by string like every implementation. It decides what is refused at the start, so a reading of
+our own could differ from what then happens."""
 
 
 def host_facts(environment: HostEnvironment) -> list[Fact]:
@@ -20,7 +25,14 @@ def host_facts(environment: HostEnvironment) -> list[Fact]:
         Fact(path="kvferry.api", value=API_VERSION, origin="kvferry"),
         Fact(path="host.python", value=platform.python_version(), origin="probe python interpreter"),
     ]
-    candidates = (_cpus(), _memory(root), _shared_memory(root), _huge_pages(root))
+    candidates = (
+        _cpus(),
+        _memory(root),
+        _available(root),
+        _shared_memory(root),
+        _huge_pages(root),
+        _reserved(root),
+    )
     facts += [fact for fact in candidates if fact is not None]
     return facts
 
@@ -37,7 +49,7 @@ def _cpus() -> Fact | None:
 def _memory(root: Path) -> Fact | None:
     """The machine's memory, or the control group's limit where that is lower: a container dies at
     its limit however much the machine has."""
-    total = _meminfo_total(root / "proc/meminfo")
+    total = _machine("total_memory", root)
     limit = _whole_number(root / "sys/fs/cgroup/memory.max")
     if total is None:
         return None
@@ -47,13 +59,19 @@ def _memory(root: Path) -> Fact | None:
     return Fact(path="host.memory_bytes", value=value, origin=origin)
 
 
-def _meminfo_total(path: Path) -> int | None:
-    for line in _text(path).splitlines():
-        name, _, rest = line.partition(":")
-        fields = rest.split()
-        if name == "MemTotal" and fields and fields[0].isdecimal():
-            return int(fields[0]) * _KIB
-    return None
+def _available(root: Path) -> Fact | None:
+    """What a tier may still take: the figure by which an arena is refused that does not fit."""
+    found = _machine("available_memory", root)
+    if found.size == sys.maxsize:
+        return None
+    return Fact(path="host.memory_available_bytes", value=found.size, origin=f"probe {found.source}")
+
+
+def _reserved(root: Path) -> Fact | None:
+    pages = _machine("reserved_huge_pages", root)
+    if not pages.page_bytes:
+        return None
+    return Fact(path="host.huge_pages_reserved_bytes", value=pages.free_bytes, origin="probe /proc/meminfo")
 
 
 def _shared_memory(root: Path) -> Fact | None:
@@ -71,6 +89,10 @@ def _huge_pages(root: Path) -> Fact | None:
         if word.startswith("[") and word.endswith("]"):
             return Fact(path="host.huge_pages_shmem", value=word[1:-1], origin=f"probe /{place}")
     return None
+
+
+def _machine(what: str, root: Path) -> Any:
+    return resolve(f"{_MACHINE}:{what}", what="the data plane's view of the machine")(root)
 
 
 def _whole_number(path: Path) -> int | None:

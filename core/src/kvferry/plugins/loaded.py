@@ -25,12 +25,14 @@ from kvferry.api import (
     SourceSpec,
     StagingSpec,
 )
-from kvferry.compat import OwnedRule
+from kvferry.compat import OwnedFactSpec, OwnedRule
 from kvferry.plugins.factprobe import ProbedFacts, probe_facts
 from kvferry.plugins.hints import did_you_mean, one_of
 from kvferry.plugins.hookcalls import HookCalls
+from kvferry.plugins.implementation import checked, implementation_faults
 from kvferry.plugins.records import PluginRecord, PluginState
 from kvferry.plugins.resolve import resolve
+from kvferry.plugins.shapes import Shape, shape_of
 
 S = TypeVar("S", bound=AnySpec)
 
@@ -61,6 +63,7 @@ class LoadedPlugins:
     """The built-in plugin first, then the listed ones in their order, then the rest by name."""
     _specs: Mapping[tuple[str, str], OwnedSpec]
     _rules: tuple[OwnedRule, ...]
+    _fact_specs: tuple[OwnedFactSpec, ...]
     _hooks: HookCalls = attrs.field(eq=False, repr=False)
 
     def backend(self, name: str) -> BackendSpec:
@@ -106,14 +109,26 @@ class LoadedPlugins:
     def factory(self, kind: str, name: str) -> Callable[..., Any]:
         """Import the implementation and return what builds it. The last gate; cold path only.
 
-        Raises :class:`KVFerryError` when there is no such spec or its factory cannot be imported.
+        Raises :class:`KVFerryError` when there is no such spec, its factory cannot be imported, or what
+        it names does not fit the contract: a method is missing, or a call would not work. Where only
+        the object can tell, the returned factory raises instead of handing it out.
         """
         owned = self.owned(kind, name)
-        built = resolve(_import_string(owned, "factory"), what=owned.label)
-        if not callable(built):
+        factory = resolve(_import_string(owned, "factory"), what=owned.label)
+        if not callable(factory):
             raise _misnamed(owned, "factory", "something that cannot be called")
-        factory: Callable[..., Any] = built
-        return factory
+        shape = shape_of(owned.spec)
+        if shape is None:
+            raise _misnamed(owned, "factory", "what core never builds")
+        faults = implementation_faults(factory, shape)
+        if faults:
+            raise _unfit(owned, shape, "; ".join(faults))
+        return checked(factory, shape, lambda why: _unfit(owned, shape, why))
+
+    def check_implementation(self, kind: str, name: str) -> None:
+        """Pass the last gate for a chosen spec and build nothing. Raises like :meth:`factory`."""
+        if hasattr(self.owned(kind, name).spec, "factory"):
+            self.factory(kind, name)
 
     def options_class(self, kind: str, name: str) -> type[Any] | None:
         """Import the attrs class of the spec's own keys; ``None`` when it has none.
@@ -131,6 +146,10 @@ class LoadedPlugins:
     def rules(self) -> tuple[OwnedRule, ...]:
         """The rules of all ready plugins, core's first."""
         return self._rules
+
+    def fact_specs(self) -> tuple[OwnedFactSpec, ...]:
+        """What the ready plugins say about the facts they know, core's first."""
+        return self._fact_specs
 
     def facts(self, environment: HostEnvironment) -> ProbedFacts:
         """Probe this host through every ready plugin; one that fails loses only its own facts."""
@@ -208,5 +227,17 @@ def _misnamed(owned: OwnedSpec, field: str, found: str) -> KVFerryError:
         kind=ErrorKind.PLUGIN,
         why=f"its {field} names {found}",
         remedy="upgrade the plugin, or report it to its author",
+        retry=Retry.AFTER_CHANGE,
+    )
+
+
+def _unfit(owned: OwnedSpec, shape: Shape, why: str) -> KVFerryError:
+    contract = shape.protocol
+    wanted = "" if contract is None else f"give it the shape of kvferry.api.{contract.__name__}, or "
+    return KVFerryError(
+        f"{owned.label} does not fit the contract",
+        kind=ErrorKind.PLUGIN,
+        why=why,
+        remedy=f"{wanted}upgrade the plugin, or report it to its author",
         retry=Retry.AFTER_CHANGE,
     )

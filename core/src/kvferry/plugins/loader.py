@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Iterable, Sequence
 
 from attrs import evolve
@@ -10,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from kvferry import __version__
 from kvferry.api import Manifest
-from kvferry.compat import OwnedRule
+from kvferry.compat import OwnedFactSpec, OwnedRule
 from kvferry.compat.guard import Raised, call_foreign
 from kvferry.plugins.descriptions import Descriptions, describe
 from kvferry.plugins.discovery import (
@@ -19,15 +21,11 @@ from kvferry.plugins.discovery import (
     discover,
     installed_distributions,
 )
-from kvferry.plugins.gates import (
-    CORE_DISTRIBUTION,
-    check_manifest,
-    check_metadata,
-    import_entry_module,
-)
+from kvferry.plugins.entrymodule import Clocks, forget_modules, import_entry_module
+from kvferry.plugins.gates import CORE_DISTRIBUTION, check_manifest, check_metadata, read_manifest
 from kvferry.plugins.hints import did_you_mean, one_of
 from kvferry.plugins.hookcalls import HookCalls
-from kvferry.plugins.hookcheck import hook_faults
+from kvferry.plugins.hookcheck import hook_faults, hook_functions
 from kvferry.plugins.loaded import LoadedPlugins, OwnedSpec
 from kvferry.plugins.records import PluginRecord, PluginRequest, PluginState
 from kvferry.plugins.refusal import Refusal
@@ -41,13 +39,17 @@ def load_plugins(
     *,
     distributions: DistributionSource = installed_distributions,
     core_version: str = __version__,
+    clocks: Clocks | None = None,
 ) -> LoadedPlugins:
     """Import and judge the requested plugins, in this order, and nothing else that is installed.
 
     Never raises for a plugin's sake: see :meth:`LoadedPlugins.faults`. The built-in plugin ``core``
-    is always there and comes first. ``distributions`` is called once.
+    is always there and comes first. ``distributions`` is called once. A plugin that is refused leaves
+    nothing registered and none of its own modules loaded, so a later call sees what was mended since.
     """
-    loading = _Loading(discover(distributions()), core_version)
+    # Python remembers what folders held, and a plugin may have been installed or mended meanwhile.
+    importlib.invalidate_caches()
+    loading = _Loading(discover(distributions()), core_version, clocks or Clocks())
     loading.load_builtin()
     for request in requests:
         loading.load(request)
@@ -57,13 +59,15 @@ def load_plugins(
 class _Loading:
     """State of one run of the loader."""
 
-    def __init__(self, candidates: Sequence[Candidate], core_version: str) -> None:
+    def __init__(self, candidates: Sequence[Candidate], core_version: str, clocks: Clocks) -> None:
         self._candidates = candidates
         self._core_version = core_version
+        self._clocks = clocks
         self._hooks = HookCalls()
         self._records: list[PluginRecord] = []
         self._specs: dict[tuple[str, str], OwnedSpec] = {}
         self._rules: list[OwnedRule] = []
+        self._fact_specs: list[OwnedFactSpec] = []
         self._prefixes: dict[str, str] = {}
 
     def load_builtin(self) -> None:
@@ -92,6 +96,7 @@ class _Loading:
             records=(*self._records, *(self._unlisted(name) for name in rest)),
             specs=self._specs,
             rules=tuple(self._rules),
+            fact_specs=tuple(self._fact_specs),
             hooks=self._hooks,
         )
 
@@ -133,24 +138,18 @@ class _Loading:
         )
 
     def _judge(self, request: PluginRequest, candidate: Candidate) -> PluginRecord:
-        record = PluginRecord(
-            name=request.name,
-            state=PluginState.FOUND,
-            distributions=(candidate.label,),
-            module=candidate.module,
-            listed=True,
-            required=request.required,
-            origin=request.origin,
-        )
+        trial = _Trial(request, candidate)
+        before = frozenset(sys.modules)
         # The gates look at objects that the plugin made, whose attributes and texts may fail too.
-        passed = call_foreign(lambda: self._pass_gates(candidate))
+        passed = call_foreign(lambda: self._pass_gates(trial))
         if isinstance(passed, Raised):
             self._hooks.unregister(request.name)
+            forget_modules(candidate.module, before)
             error = passed.error
             if isinstance(error, Refusal):
-                return _with_refusal(record, error)
+                return _with_refusal(trial.record, error)
             return _with_refusal(
-                record,
+                trial.record,
                 Refusal(
                     PluginState.FAILED,
                     f"{candidate.label} failed with {passed}",
@@ -159,27 +158,26 @@ class _Loading:
                 ),
             )
         manifest, described = passed.value
-        record = evolve(
-            record,
-            state=PluginState.READY,
-            manifest=manifest,
-            provides=described.provides,
-        )
+        record = evolve(trial.record, state=PluginState.READY, provides=described.provides)
         self._adopt(record, manifest, described)
         return record
 
-    def _pass_gates(self, candidate: Candidate) -> tuple[Manifest, Descriptions]:
+    def _pass_gates(self, trial: _Trial) -> tuple[Manifest, Descriptions]:
+        candidate = trial.candidate
         check_metadata(candidate, self._core_version)
-        module = import_entry_module(candidate)
-        manifest = check_manifest(candidate, module)
-        faults = hook_faults(module)
+        entry = import_entry_module(candidate, self._clocks)
+        trial.record = evolve(trial.record, remarks=entry.cost.remarks())
+        manifest = read_manifest(candidate, entry.module)
+        trial.record = evolve(trial.record, manifest=manifest)
+        check_manifest(candidate, manifest)
+        faults = hook_faults(entry.module)
         if faults:
             raise Refusal(
                 PluginState.FAILED,
                 "; ".join(faults),
                 "upgrade the plugin, or report it to its author",
             )
-        registered = self._hooks.register(candidate.name, module)
+        registered = self._hooks.register(candidate.name, hook_functions(entry.module))
         if isinstance(registered, Raised):
             raise Refusal(
                 PluginState.FAILED,
@@ -215,13 +213,14 @@ class _Loading:
             OwnedRule(rule=rule, owner=record.name, distribution=record.distribution)
             for rule in described.rules
         ]
+        self._fact_specs += [OwnedFactSpec(spec=spec, owner=record.name) for spec in described.fact_specs]
 
     def _unlisted(self, name: str) -> PluginRecord:
         owners = self._named(name)
         record = PluginRecord(
             name=name,
             state=PluginState.FOUND,
-            distributions=tuple(owner.label for owner in owners),
+            distributions=tuple(owner.owner for owner in owners),
             module=owners[0].module,
         )
         if len(owners) > 1:
@@ -233,11 +232,27 @@ class _Loading:
         return record
 
 
+class _Trial:
+    """One plugin on its way through the gates, with what is known of it when a gate refuses it."""
+
+    def __init__(self, request: PluginRequest, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.record = PluginRecord(
+            name=request.name,
+            state=PluginState.FOUND,
+            distributions=(candidate.owner,),
+            module=candidate.module,
+            listed=True,
+            required=request.required,
+            origin=request.origin,
+        )
+
+
 def _refused(request: PluginRequest, refusal: Refusal, owners: tuple[Candidate, ...]) -> PluginRecord:
     record = PluginRecord(
         name=request.name,
         state=refusal.state,
-        distributions=tuple(owner.label for owner in owners),
+        distributions=tuple(owner.owner for owner in owners),
         listed=True,
         required=request.required,
         origin=request.origin,

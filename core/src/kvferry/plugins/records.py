@@ -68,22 +68,36 @@ class Provided:
 
 
 @frozen(kw_only=True)
+class Owner:
+    """A distribution that brings a plugin: ``kvferry-backend-cpu 0.1.0``."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@frozen(kw_only=True)
 class PluginRecord:
     """The row of one plugin.
 
-    ``distributions`` holds ``name version`` of every owner, more than one only in a conflict.
-    ``reason`` and ``remedy`` are sentences, empty while nothing is wrong. ``error`` is the exception
-    behind the reason, where there was one.
+    ``distributions`` holds every owner, more than one only in a conflict. ``manifest`` is there as
+    soon as it could be read, so a plugin that a later gate refused still shows its API range.
+    ``reason`` and ``remedy`` are sentences, empty while nothing is wrong. ``remarks`` are sentences
+    about a plugin that works and could do better. ``error`` is the exception behind the reason, where
+    there was one.
     """
 
     name: str
     state: PluginState
-    distributions: tuple[str, ...] = ()
+    distributions: tuple[Owner, ...] = ()
     module: str = ""
     manifest: Manifest | None = None
     provides: tuple[Provided, ...] = ()
     reason: str = ""
     remedy: str = ""
+    remarks: tuple[str, ...] = ()
     listed: bool = False
     required: bool = False
     origin: str = ""
@@ -97,7 +111,7 @@ class PluginRecord:
     @property
     def distribution(self) -> str:
         """``name version``, several joined by ``and``, empty for a plugin that is not installed."""
-        return " and ".join(self.distributions)
+        return " and ".join(map(str, self.distributions))
 
     def as_error(self) -> KVFerryError:
         """The row as the error that a start ends with."""

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-HEAVY_MODULES = ("torch", "torch_npu", "zmq", "redis", "vllm", "numpy", "transformers")
-"""Modules that no entry module may import, directly or through others."""
+from kvferry.plugins.entrymodule import HEAVY_MODULES
 
 LIGHT_SHARE = 0.2
 
