@@ -316,6 +316,8 @@ def test_what_is_shown() -> None:
         "tiers.a.capacity        1GiB      kv_connector_extra_config\n"
         "tiers.a.eviction.use    lru       default\n"
         "tiers.a.eviction.seed   7         default\n"
+        "tiers.a.ttl             null      default\n"
+        "tiers.a.max_pinned      0.5       default\n"
         "tiers.a.pinned          false     default\n"
         "tiers.a.slab            null      default\n"
         "tiers.a.window          [1, 2.0]  default\n"

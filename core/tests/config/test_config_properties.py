@@ -12,7 +12,7 @@ from attrs import field, frozen, validators
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from kvferry.api import BackendSpec, ConnectorSpec, KVFerryError
+from kvferry.api import BackendSpec, ConnectorSpec, KVFerryError, KVFerryErrors
 from kvferry.config import (
     ByteSize,
     Config,
@@ -25,6 +25,8 @@ from kvferry.config import (
     format_size,
     read_core,
 )
+
+from .documents import document
 
 
 @frozen(kw_only=True)
@@ -82,24 +84,6 @@ def one_key_in_several_sources(draw: st.DrawFn) -> dict[str, dict[str, tuple[str
     return {path: {s: draw(SETTINGS[path]) for s in draw(SOURCES)} for path in chosen}
 
 
-def yaml_with_places(written: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Block style, one value on a line, and where each value stands."""
-    lines: list[str] = []
-    places: dict[str, str] = {}
-    opened: list[str] = []
-    for path in sorted(written):
-        *parents, key = path.split(".")
-        common = 0
-        while common < min(len(parents), len(opened)) and parents[common] == opened[common]:
-            common += 1
-        lines += ["  " * depth + f"{parents[depth]}:" for depth in range(common, len(parents))]
-        opened = parents
-        indent = "  " * len(parents)
-        lines.append(f"{indent}{key}: {written[path]}")
-        places[path] = f"{len(lines)}:{len(indent) + len(key) + 3}"
-    return "\n".join(lines) + "\n", places
-
-
 @given(values=one_key_in_several_sources())
 @settings(max_examples=80, deadline=None)
 def test_the_strongest_source_wins_and_is_named(
@@ -107,8 +91,9 @@ def test_the_strongest_source_wins_and_is_named(
 ) -> None:
     in_file = {"tiers.cpu.use": "cpu", "tiers.cpu.capacity": "1MiB"}
     in_file |= {path: by["file"][0] for path, by in values.items() if "file" in by}
-    text, places = yaml_with_places(in_file)
-    file.write_text(text, encoding="utf-8")
+    written = document(in_file)
+    places = written.values
+    file.write_text(written.text, encoding="utf-8")
     variables = {
         "KVFERRY__" + path.upper().replace(".", "__"): by["env"][0]
         for path, by in values.items()
@@ -285,20 +270,48 @@ def test_nothing_but_our_own_errors_comes_out(
         str(error).encode()
 
 
+KEYS = (
+    *("plugins", "chunk_tokens", "instance", "model_identity", "runtime_dir", "tiers", "connector", "waive"),
+    *("tiers.cpu.capacity", "tiers.cpu.eviction", "tiers.cpu.flag", "tiers.cpu.ratio", "tiers.cpu.names"),
+    *("tiers.cpu.eviction.use", "connector.level", "connector.note", "connector.labels"),
+)
+"""At every depth, of core and of plugins; longer than two letters, so that one slip leaves a likeness."""
+
+
 @given(
-    key=st.sampled_from(["plugins", "chunk_tokens", "instance", "model_identity", "tiers"]),
+    path=st.sampled_from(KEYS),
+    source=st.sampled_from(["file", "env", "override"]),
     at=st.integers(0, 20),
-    letter=st.sampled_from("abxyz_"),
+    letter=st.sampled_from("abxyz"),
 )
 def test_a_key_misspelt_by_one_letter_is_refused_with_the_right_one(
-    file: Path, key: str, at: int, letter: str
+    file: Path, path: str, source: str, at: int, letter: str
 ) -> None:
+    *parents, key = path.split(".")
     at %= len(key)
-    wrong = key[:at] + letter + key[at + 1 :]
-    assume(wrong != key)
-    file.write_text(f"{wrong}: 1\n", encoding="utf-8")
+    wrong = ".".join([*parents, key[:at] + letter + key[at + 1 :]])
+    assume(wrong != path)
+    written = {"tiers.cpu.use": "cpu", "tiers.cpu.capacity": "1GiB"}
+    if source == "file":
+        written[wrong] = "1"
+    made = document(written)
+    file.write_text(made.text, encoding="utf-8")
+    variable = "KVFERRY__" + wrong.upper().replace(".", "__")
 
-    (error,) = read_core(ConfigSources(file=file, environment={}, overrides={})).faults
+    with pytest.raises(KVFerryErrors) as caught:
+        load(
+            file,
+            {variable: "1"} if source == "env" else {},
+            {f"kvferry.{wrong}": 1} if source == "override" else {},
+        )
 
-    assert error.where == f"{file}:1:1"
-    assert error.remedy == f"did you mean {key!r}?"
+    (error,) = caught.value.errors
+    assert error.what == f"{wrong}: unknown key"
+    places = {
+        "file": (f"{file}:{made.keys.get(wrong)}", repr(key)),
+        "env": (f"env {variable}", "KVFERRY__" + path.upper().replace(".", "__")),
+        "override": ("kv_connector_extra_config", f"'kvferry.{path}'"),
+    }
+    where, meant = places[source]
+    assert error.where == where
+    assert error.remedy == f"did you mean {meant}?"

@@ -15,6 +15,13 @@ Duration = NewType("Duration", float)
 
 LARGEST_SIZE = 2**63 - 1
 
+ByteLimit = NewType("ByteLimit", int)
+"""A most number of bytes, or :data:`UNLIMITED`. Written as a size, or as the word ``unlimited``."""
+
+UNLIMITED = ByteLimit(LARGEST_SIZE)
+
+_UNLIMITED_WORD = "unlimited"
+
 # Order matters to format_size: the first unit that divides a size exactly is the one shown.
 _SIZE_UNITS: Mapping[str, Decimal] = {
     "PiB": Decimal(2**50),
@@ -51,6 +58,13 @@ def parse_size(text: str) -> ByteSize:
     return ByteSize(int(amount))
 
 
+def parse_limit(text: str) -> ByteLimit:
+    """The limit meant by ``text``. Raises ``ValueError`` with a sentence fit for the user."""
+    if text.strip(" ") == _UNLIMITED_WORD:
+        return UNLIMITED
+    return ByteLimit(parse_size(text))
+
+
 def parse_duration(text: str) -> Duration:
     """Seconds meant by ``text``. Raises ``ValueError`` with a sentence fit for the user."""
     return Duration(float(_parse(text, _TIME_UNITS, "a duration")))
@@ -59,6 +73,11 @@ def parse_duration(text: str) -> Duration:
 def format_size(size: int) -> str:
     """The shortest exact way to write ``size``; :func:`parse_size` reads it back."""
     return _format(Decimal(size), _SIZE_UNITS) if size else "0B"
+
+
+def format_limit(limit: int) -> str:
+    """The shortest exact way to write ``limit``; :func:`parse_limit` reads it back."""
+    return _UNLIMITED_WORD if limit == UNLIMITED else format_size(limit)
 
 
 def format_duration(seconds: float) -> str:

@@ -25,7 +25,7 @@ from kvferry.config.schema import (
     PluginEntry,
     Tier,
 )
-from kvferry.config.sections import Resolver, Selection
+from kvferry.config.sections import OwnKeys, Resolver, Selection
 from kvferry.config.show import config_data, config_text
 from kvferry.config.sources import ConfigSources, find_config
 
@@ -39,6 +39,7 @@ __all__ = [
     "Eviction",
     "Leaf",
     "OnError",
+    "OwnKeys",
     "PluginEntry",
     "RawConfig",
     "Resolver",

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from attrs import Attribute, field, frozen
 
 from kvferry.api import AnySpec
-from kvferry.api.units import ByteSize, Duration, parse_duration, parse_size
+from kvferry.api.units import ByteLimit, ByteSize, Duration, parse_duration, parse_limit, parse_size
 
 _ROLE = "kvferry.role"
 _SPEC = "kvferry.spec"
@@ -67,6 +67,12 @@ def positive(_instance: object, _attribute: Attribute[Any], value: float) -> Non
         raise ValueError("must be above zero")
 
 
+def share(_instance: object, _attribute: Attribute[Any], value: float) -> None:
+    """Validator: from 0 to 1."""
+    if not 0 <= value <= 1:
+        raise ValueError("must be from 0 to 1")
+
+
 def not_blank(_instance: object, _attribute: Attribute[Any], value: str | None) -> None:
     """Validator: None, or text with something to read in it."""
     if value is not None and not value.strip():
@@ -94,6 +100,11 @@ UNIT_KINDS: TextKinds = {
         parse=parse_size,
         expected="a size with a unit",
         remedy="write a number and a unit, such as 16GiB (1024-based) or 16GB (1000-based)",
+    ),
+    ByteLimit: TextKind(
+        parse=parse_limit,
+        expected="a size with a unit, or unlimited",
+        remedy="write a number and a unit, such as 16GiB, 0B for nothing, or the word unlimited",
     ),
     Duration: TextKind(
         parse=parse_duration,

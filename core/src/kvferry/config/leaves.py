@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 import attrs
-from attrs import frozen
+from attrs import evolve, frozen
 
-from kvferry.api.units import ByteSize, Duration, format_duration, format_size
+from kvferry.api.units import ByteLimit, ByteSize, Duration, format_duration, format_limit, format_size
 from kvferry.config.fields import Role, is_secret, role
 from kvferry.config.hints import optional_of, type_hints
 from kvferry.config.nodes import DEFAULT, ConfigPath, Node
@@ -28,6 +28,8 @@ class Leaf:
     """As a configuration would say it, in JSON's types: ``16GiB``, not 17179869184."""
     origin: str
     secret: bool = False
+    in_mapping: bool = False
+    """Whether the last part of its path is a key that the user made up."""
 
 
 def leaves_of(
@@ -54,7 +56,8 @@ def _leaves(value: Any, hint: Any, node: Node | None, path: ConfigPath, *, secre
     elif isinstance(value, Mapping) and value:
         for key, item in value.items():
             child = None if node is None else node.find(key)
-            yield from _leaves(item, get_args(hint)[1], child, (*path, key), secret=secret)
+            for leaf in _leaves(item, get_args(hint)[1], child, (*path, key), secret=secret):
+                yield evolve(leaf, in_mapping=True) if leaf.path == (*path, key) else leaf
     elif isinstance(value, (tuple, list)) and any(attrs.has(type(item)) for item in value):
         nodes = node.value if node is not None and isinstance(node.value, tuple) else ()
         for index, item in enumerate(value):
@@ -85,6 +88,8 @@ def _written(value: Any, hint: Any) -> Any:
     hint = optional_of(hint) or hint
     if hint is ByteSize:
         return format_size(value)
+    if hint is ByteLimit:
+        return format_limit(value)
     if hint is Duration:
         return format_duration(value)
     if isinstance(value, (tuple, list)):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from typing import NewType
+from typing import Any, ClassVar, NewType
 
 from attrs import Attribute, field, frozen
+from attrs.validators import optional
 
 from kvferry.api import BackendSpec, ConnectorSpec, EvictionSpec, Fact
-from kvferry.api.units import ByteSize
+from kvferry.api.units import ByteSize, Duration
 from kvferry.config.fields import (
     UNIT_KINDS,
     TextKind,
@@ -20,6 +21,7 @@ from kvferry.config.fields import (
     origin,
     own_keys,
     positive,
+    share,
 )
 from kvferry.config.leaves import HIDDEN, Leaf
 
@@ -41,6 +43,8 @@ class OnError(enum.Enum):
 @frozen(kw_only=True)
 class PluginEntry:
     """A plugin to load. Short spellings: ``name`` and ``name@distribution``."""
+
+    short_spelling: ClassVar[str] = "the plugin's name"
 
     name: str = field(metadata={"doc": "name of the plugin"})
     distribution: str | None = field(
@@ -64,6 +68,8 @@ class PluginEntry:
 class Eviction:
     """How a tier makes room. Short spelling: the policy's name."""
 
+    short_spelling: ClassVar[str] = "the policy's name"
+
     use: str = field(default="lru", metadata={"doc": "name of the eviction policy"})
     options: object = own_keys(EvictionSpec)
     origin: str = origin()
@@ -78,6 +84,16 @@ class Tier:
         validator=positive, metadata={"doc": "how much the tier may hold, such as 16GiB"}
     )
     eviction: Eviction = field(factory=Eviction, metadata={"doc": "how the tier makes room"})
+    ttl: Duration | None = field(
+        default=None,
+        validator=optional(positive),
+        metadata={"doc": "how long chunks live whose request asks for no time of its own, such as 12h"},
+    )
+    max_pinned: float = field(
+        default=0.5,
+        validator=share,
+        metadata={"doc": "how much of the tier requests may pin, from 0 (nothing) to 1 (all of it)"},
+    )
     options: object = own_keys(BackendSpec)
     origin: str = origin()
 
@@ -117,13 +133,30 @@ class Config:
     """Every value with its path and origin, in the order of the schema."""
 
     def facts(self) -> Mapping[str, Fact]:
-        """Every value as a fact by its dotted path. A secret's value is ``***``, or None if unset."""
-        facts = {}
+        """Every value as a fact by its dotted path. A secret's value is ``***``, or None if unset.
+
+        A mapping of plain values is a fact as well, in one piece: its keys are the user's and may hold
+        dots, so that no path reaches them for certain.
+        """
+        facts: dict[str, Fact] = {}
         for leaf in self.leaves:
             path = ".".join(leaf.path)
             value = HIDDEN if leaf.secret and leaf.value is not None else leaf.value
+            if leaf.in_mapping:
+                whole = ".".join(leaf.path[:-1])
+                _extend(facts, whole, leaf.path[-1], value, leaf.origin)
             facts[path] = Fact(path=path, value=value, origin=leaf.origin)
         return facts
+
+
+def _extend(facts: dict[str, Fact], path: str, key: str, value: Any, origin: str) -> None:
+    """One key more for the mapping at ``path``."""
+    before = facts.get(path)
+    if before is None:
+        facts[path] = Fact(path=path, value={key: value}, origin=origin)
+        return
+    origins = dict.fromkeys((*before.origin.split(", "), origin))
+    facts[path] = Fact(path=path, value={**before.value, key: value}, origin=", ".join(origins))
 
 
 def _parse_tier_name(text: str) -> TierName:
@@ -149,7 +182,7 @@ TEXT_KINDS: TextKinds = {
     TierName: TextKind(
         parse=_parse_tier_name, expected="a tier's name", remedy="rename it, for example ssd_2"
     ),
-    RuleId: TextKind(parse=_parse_rule_id, expected="a rule's id", remedy="'kvferry check' prints the ids"),
+    RuleId: TextKind(parse=_parse_rule_id, expected="a rule's id", remedy="'kvferry rules' lists the ids"),
     Reason: TextKind(
         parse=_parse_reason,
         expected="the reason as text",

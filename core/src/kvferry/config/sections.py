@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -10,15 +10,14 @@ import attrs
 from attrs import NOTHING, Attribute, evolve, frozen
 
 from kvferry.api import AnySpec, ErrorKind, KVFerryError, KVFerryErrors, Retry
+from kvferry.config.advice import key_remedy, mapping_remedy, nearest, odd_letters
 from kvferry.config.fields import Role, is_secret, role, selected_spec
 from kvferry.config.hints import type_hints
 from kvferry.config.nodes import (
     DEFAULT,
-    VARIABLE_PREFIX,
     ConfigPath,
     Fault,
     Node,
-    Source,
     dotted,
     fault,
     hidden,
@@ -33,15 +32,25 @@ class Selection:
     """A section whose ``use`` selects a plugin's spec.
 
     ``use`` is None where the section may leave it out and did; the caller then knows the name.
+    ``keys`` are those of the section that are not core's.
     """
 
     path: ConfigPath
     spec: type[AnySpec]
     use: str | None
     origin: str
+    keys: tuple[str, ...] = ()
 
 
-Resolver: TypeAlias = Callable[[Selection], type[Any] | None]
+class OwnKeys(enum.Enum):
+    """What a resolver can say in place of an options class."""
+
+    NOT_JUDGED = "not-judged"
+    """Which keys the section takes is not known, because a plugin that may own it cannot be used and
+    has a fault of its own. They are neither read nor called unknown."""
+
+
+Resolver: TypeAlias = Callable[[Selection], type[Any] | OwnKeys | None]
 """Gives the options class of a selection, or None for a spec without options.
 
 Raises :class:`kvferry.api.KVFerryError` when no spec has that name; the error gets the selection's
@@ -63,12 +72,16 @@ class Sections:
     def __call__(self, structurer: Structurer, node: Node, cls: type[Any]) -> Any:
         """The hook for attrs classes. Raises :class:`Rejected`."""
         if not isinstance(node.value, dict):
-            remedy = "write {} or remove the key" if node.value is None else ""
-            raise structurer.reject(node, "a mapping", remedy)
+            short = getattr(cls, "short_spelling", None)
+            if isinstance(short, str) and node.value is not None:
+                raise structurer.reject(node, f"{short} or a mapping", f"write {short}")
+            raise structurer.reject(node, "a mapping", mapping_remedy(node))
         return _Section(structurer, node, node.value, cls).structure(self)
 
-    def options_of(self, structurer: Structurer, selection: Selection, at: Node) -> Any:
-        """The options class, None for none, or :class:`Rejected` when nothing can be said."""
+    def options_of(
+        self, structurer: Structurer, selection: Selection, at: Node
+    ) -> type[Any] | OwnKeys | None:
+        """What the resolver says. Raises :class:`Rejected` when nothing can be said."""
         if self._resolve is None:
             self.selections.append(selection)
             raise Rejected
@@ -78,7 +91,9 @@ class Sections:
             errors = error.errors if isinstance(error, KVFerryErrors) else (error,)
             structurer.faults += [Fault(at.place, _placed(each, at)) for each in errors]
             raise Rejected from None
-        if options is not None and not (isinstance(options, type) and attrs.has(options)):
+        if isinstance(options, OwnKeys) or options is None:
+            return options
+        if not (isinstance(options, type) and attrs.has(options)):
             what = f"the options of {selection.use!r} are not an attrs class: {options!r}"
             structurer.record(at, what, kind=ErrorKind.PLUGIN)
             raise Rejected
@@ -145,7 +160,13 @@ class _Section:
             self._refuse_misspelt(keys)
             return
         at = self._children.get("use", self._node)
-        selection = Selection(path=self._node.path, spec=selected_spec(own), use=use, origin=str(at.place))
+        selection = Selection(
+            path=self._node.path,
+            spec=selected_spec(own),
+            use=use,
+            origin=str(at.place),
+            keys=tuple(key for key in self._children if key not in keys),
+        )
         try:
             options = sections.options_of(self._structurer, selection, at)
         except Rejected:
@@ -154,6 +175,9 @@ class _Section:
             return
         if options is None:
             self._refuse_unknown(keys)
+            return
+        if isinstance(options, OwnKeys):
+            self._refuse_misspelt(keys)
             return
         theirs = {item.name: item for item in attrs.fields(options) if role(item) is Role.KEY}
         for name in sorted(keys.keys() & theirs.keys()):
@@ -185,7 +209,7 @@ class _Section:
             name for name, item in keys.items() if name not in self._children and item.default is NOTHING
         ]
         others = [key for key in self._children if key not in keys]
-        meant = {key: near for key in others if (near := _nearest(key, missing))}
+        meant = {key: near for key in others if (near := nearest(key, missing))}
         self._refuse_unknown([*keys, *(key for key in others if key not in meant)])
 
     def _refuse_unknown(self, known: Iterable[str]) -> None:
@@ -194,8 +218,11 @@ class _Section:
             if key in names:
                 continue
             self._failed = True
-            remedy = _hint(child, key, names)
-            self._structurer.faults.append(fault(child.key_place, child.path, "unknown key", remedy=remedy))
+            why = odd_letters(key) if nearest(key, names) else ""
+            remedy = key_remedy(child, key, names)
+            self._structurer.faults.append(
+                fault(child.key_place, child.path, "unknown key", why=why, remedy=remedy)
+            )
 
     def _construct(self, fields: tuple[Attribute[Any], ...]) -> Any:
         error: Exception | None = None
@@ -254,25 +281,3 @@ def _placed(error: KVFerryError, at: Node) -> KVFerryError:
 def _sentence(error: Exception) -> str:
     # attrs' own validators put the attribute and the value behind the sentence.
     return str(error.args[0]) if error.args else type(error).__name__
-
-
-def _hint(child: Node, key: str, known: list[str]) -> str:
-    if child.path == ("config",) and child.place.source is Source.ENVIRONMENT:
-        return "name the file with KVFERRY_CONFIG"
-    if near := _nearest(key, known):
-        path = (*child.path[:-1], near)
-        return f"did you mean {_spelled(path, child.key_place.source)}?"
-    return "known keys: " + ", ".join(known) if known else "this section takes no keys"
-
-
-def _nearest(key: str, known: list[str]) -> str:
-    # Long keys are not misspelt ones, and comparing them would take long.
-    near = difflib.get_close_matches(key.lower(), known, n=1) if len(key) <= 64 else []
-    return near[0] if near else ""
-
-
-def _spelled(path: ConfigPath, source: Source) -> str:
-    """How the user would write ``path`` in the source where the mistake stands."""
-    if source is Source.ENVIRONMENT:
-        return VARIABLE_PREFIX + "__".join(path).upper()
-    return repr("kvferry." + ".".join(path)) if source is Source.OVERRIDE else repr(path[-1])

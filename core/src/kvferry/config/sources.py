@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +25,7 @@ from kvferry.config.nodes import (
     fault,
 )
 from kvferry.config.yaml_text import (
+    EMPTY_REMEDY,
     MAX_BYTES,
     MAX_DEPTH,
     read_document,
@@ -108,6 +111,9 @@ def file_tree(path: Path) -> tuple[Node | None, list[Fault]]:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+            remedy = "save the file as UTF-8"
+            return None, [fault(place_at(1, 1), (), "the file is UTF-16, not UTF-8", remedy=remedy)]
         # The codec that drops the byte order mark counts from behind it.
         good = raw.removeprefix(b"\xef\xbb\xbf")[: error.start]
         line = good.count(b"\n") + 1
@@ -117,10 +123,12 @@ def file_tree(path: Path) -> tuple[Node | None, list[Fault]]:
     root, faults = read_document(text, "the file", place_at)
     if root is not None and not isinstance(root.value, dict):
         if root.value is None:
-            faults.append(fault(root.place, (), "the file is empty"))
+            faults.append(fault(root.place, (), "the file is empty", remedy=EMPTY_REMEDY))
         elif root.value is not Broken.BROKEN:
             what = "expected a mapping at the top of the file"
-            faults.append(fault(root.place, (), what, remedy="write lines such as 'tiers: {}'"))
+            glued = isinstance(root.value, str) and re.match(r"\w+:\S", root.value)
+            remedy = "put a space behind the colon" if glued else "write lines such as 'tiers: {}'"
+            faults.append(fault(root.place, (), what, remedy=remedy))
         root = None
     return root, faults
 
@@ -148,7 +156,7 @@ def override_tree(overrides: Mapping[str, Any], *, complete: bool) -> tuple[Node
     """The tree of ``kvferry`` and ``kvferry.*`` in the engine's extra configuration."""
     branches: list[Node] = []
     faults: list[Fault] = []
-    ours = [key for key in overrides if isinstance(key, str) and key.lower().startswith(_PREFIX)]
+    ours = [key for key in overrides if isinstance(key, str) and _meant_for_us(key)]
     for key in sorted(ours):
         prefix, *rest = key.split(".")
         path = tuple(rest)
@@ -165,8 +173,20 @@ def override_tree(overrides: Mapping[str, Any], *, complete: bool) -> tuple[Node
         if path or isinstance(value.value, dict):
             branches.append(branch(path, value, complete=complete))
         elif value.value is not Broken.BROKEN:
-            faults.append(fault(_OVERRIDE, (), f"{_PREFIX!r} must hold a mapping of settings"))
+            what = f"{_PREFIX!r} must hold a mapping of settings"
+            remedy = f"write for example {{'{_PREFIX}': {{'chunk_tokens': 256}}}}"
+            faults.append(fault(_OVERRIDE, (), what, remedy=remedy))
     return combined(branches, _OVERRIDE, faults, complete=complete), faults
+
+
+def _meant_for_us(key: str) -> bool:
+    """Ours, or so near to it that it would be ignored in silence. Others may have keys of their own."""
+    prefix = key.partition(".")[0].lower()
+    if prefix.startswith(_PREFIX):
+        return True
+    return len(prefix) <= 2 * len(_PREFIX) and bool(
+        difflib.get_close_matches(prefix, [_PREFIX], n=1, cutoff=0.85)
+    )
 
 
 def _native(value: object, path: ConfigPath, faults: list[Fault], *, complete: bool) -> Node:
@@ -175,12 +195,12 @@ def _native(value: object, path: ConfigPath, faults: list[Fault], *, complete: b
     def node(result: Any) -> Node:
         return Node(result, _OVERRIDE, _OVERRIDE, complete=complete)
 
-    def broken(what: str) -> Node:
-        faults.append(fault(_OVERRIDE, path, what))
+    def broken(what: str, remedy: str) -> Node:
+        faults.append(fault(_OVERRIDE, path, what, remedy=remedy))
         return node(Broken.BROKEN)
 
     if len(path) > MAX_DEPTH:
-        return broken(f"nested deeper than {MAX_DEPTH} levels")
+        return broken(f"nested deeper than {MAX_DEPTH} levels", "check that this is meant for kvferry")
     if value is None or isinstance(value, bool):
         return node(value)
     if isinstance(value, str):
@@ -190,7 +210,7 @@ def _native(value: object, path: ConfigPath, faults: list[Fault], *, complete: b
     if isinstance(value, (int, float)):
         number = float(value) if isinstance(value, float) else int(value)
         problem = scalar_problem(number)
-        return broken(f"the value is {problem}") if problem else node(number)
+        return broken(f"the value is {problem}", "write a smaller number") if problem else node(number)
     if isinstance(value, (list, tuple)):
         items = enumerate(value)
         return node(tuple(_native(item, (*path, str(i)), faults, complete=complete) for i, item in items))
@@ -198,8 +218,9 @@ def _native(value: object, path: ConfigPath, faults: list[Fault], *, complete: b
         children: dict[str, Node] = {}
         for key, item in value.items():
             if not isinstance(key, str) or scalar_problem(key):
-                return broken("a key must be printable text")
+                return broken("a key must be printable text", "write the key in plain letters")
             name = str.__str__(key)
             children[name] = _native(item, (*path, name), faults, complete=complete)
         return node(children)
-    return broken(f"a value of type {type(value).__name__} cannot be configured")
+    what = f"a value of type {type(value).__name__} cannot be configured"
+    return broken(what, "write text, a number, true, false, a list or a mapping")

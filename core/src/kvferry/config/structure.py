@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -19,10 +18,18 @@ from attrs import evolve
 from cattrs import Converter
 
 from kvferry.api import ErrorKind
+from kvferry.config.advice import (
+    boolean_remedy,
+    choice_remedy,
+    list_remedy,
+    mapping_remedy,
+    number_remedy,
+    odd_letters,
+    value_remedy,
+)
 from kvferry.config.fields import TextKind, TextKinds
 from kvferry.config.hints import optional_of
 from kvferry.config.nodes import Broken, Fault, Node, brief, describe, fault
-from kvferry.config.yaml_text import resolve_plain
 
 
 class Rejected(Exception):
@@ -61,7 +68,9 @@ class Structurer:
 
     def reject(self, node: Node, expected: str, remedy: str = "") -> Rejected:
         """Record that ``node`` is not what was expected; raise what this returns."""
-        self.record(node, f"expected {expected}, not {describe(node)}", remedy=remedy)
+        text = node.value if isinstance(node.value, str) and not node.secret else ""
+        what = f"expected {expected}, not {describe(node)}"
+        self.record(node, what, why=odd_letters(text), remedy=remedy)
         return Rejected()
 
     def _make_converter(self, kinds: TextKinds) -> Converter:
@@ -94,8 +103,10 @@ class Structurer:
             try:
                 return kind.parse(node.value)
             except ValueError as error:
-                what = "this value is not acceptable" if node.secret else str(error)
-                self.record(node, what, remedy=kind.remedy)
+                if node.secret:
+                    self.record(node, "this value is not acceptable", remedy=kind.remedy)
+                else:
+                    self.record(node, str(error), why=odd_letters(node.value), remedy=kind.remedy)
                 raise Rejected from None
 
         return hook
@@ -104,16 +115,7 @@ class Structurer:
         value = node.value
         if isinstance(value, bool):
             return value
-        remedy = ""
-        if isinstance(value, str):
-            word = value.lower()
-            if word in ("true", "false"):
-                remedy = "remove the quotes" if node.quoted else f"write {word}"
-            elif word in ("yes", "on", "y"):
-                remedy = "write true"
-            elif word in ("no", "off", "n"):
-                remedy = "write false"
-        raise self.reject(node, "true or false", remedy)
+        raise self.reject(node, "true or false", boolean_remedy(node))
 
     def _int(self, node: Node, annotation: Any) -> Any:
         if annotation is not int:
@@ -121,7 +123,7 @@ class Structurer:
         value = node.value
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-        raise self.reject(node, "a whole number", _number_remedy(node, int))
+        raise self.reject(node, "a whole number", number_remedy(node, int))
 
     def _float(self, node: Node, annotation: Any) -> Any:
         if annotation is not float:
@@ -129,7 +131,7 @@ class Structurer:
         value = node.value
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
-        raise self.reject(node, "a finite number", _number_remedy(node, float))
+        raise self.reject(node, "a finite number", number_remedy(node, float))
 
     def _text(self, node: Node, annotation: Any) -> Any:
         if annotation is not str:
@@ -137,7 +139,9 @@ class Structurer:
         if isinstance(node.value, str):
             return node.value
         plain = not isinstance(node.value, (dict, tuple)) and node.value is not None
-        raise self.reject(node, "text", "put quotes around it" if plain else "")
+        raise self.reject(
+            node, "text", "put quotes around it" if plain else value_remedy(node) or "write text"
+        )
 
     def _subclass(self, node: Node, annotation: Any) -> Any:
         # cattrs finds StrEnum and IntEnum by their first base class.
@@ -149,11 +153,8 @@ class Structurer:
         for member in annotation:
             if type(node.value) is type(member.value) and node.value == member.value:
                 return member
-        words = ", ".join(repr(member.value) for member in annotation)
-        remedy = ""
-        if isinstance(node.value, bool):
-            remedy = "put quotes around it"
-        raise self.reject(node, f"one of {words}", remedy)
+        choices = [member.value for member in annotation]
+        raise self.reject(node, f"one of {', '.join(map(repr, choices))}", choice_remedy(node, choices))
 
     def _optional(self, node: Node, annotation: Any) -> Any:
         if node.value is None:
@@ -177,10 +178,7 @@ class Structurer:
     def _items(self, node: Node) -> tuple[Node, ...]:
         if isinstance(node.value, tuple):
             return node.value
-        remedy = ""
-        if isinstance(node.value, str) and not node.secret:
-            remedy = f"write a list of one: [{brief(node.value)}]"
-        raise self.reject(node, "a list", remedy)
+        raise self.reject(node, "a list", list_remedy(node))
 
     def _all(self, items: Sequence[Node], annotations: Sequence[Any]) -> list[Any]:
         results = []
@@ -195,8 +193,7 @@ class Structurer:
 
     def _mapping(self, node: Node, annotation: Any) -> dict[Any, Any]:
         if not isinstance(node.value, dict):
-            remedy = "write {} or remove the key" if node.value is None else ""
-            raise self.reject(node, "a mapping", remedy)
+            raise self.reject(node, "a mapping", mapping_remedy(node))
         key_type, value_type = get_args(annotation)
         results: dict[Any, Any] = {}
         failed = False
@@ -209,7 +206,8 @@ class Structurer:
                 except Rejected:
                     failed = True
             if len(pair) == 2 and pair[0] in results:
-                self.record(key_node, f"the same as an earlier key: {brief(str(pair[0]))}")
+                what = f"the same as an earlier key: {brief(str(pair[0]))}"
+                self.record(key_node, what, remedy="keep one of the two")
                 failed = True
             elif len(pair) == 2:
                 results[pair[0]] = pair[1]
@@ -222,23 +220,11 @@ class Structurer:
         self.record(
             node,
             f"its options class asks for {name}, which a configuration cannot hold",
-            remedy="use bool, int, float, str, ByteSize, Duration, an enum, an attrs class, "
+            remedy="use bool, int, float, str, ByteSize, ByteLimit, Duration, an enum, an attrs class, "
             "tuple[...], list[...], Mapping[str, ...] or one of these with '| None'",
             kind=ErrorKind.PLUGIN,
         )
         raise Rejected
-
-
-def _number_remedy(node: Node, number: type) -> str:
-    value = node.value
-    if not isinstance(value, str) or node.secret:
-        return ""
-    if node.quoted and isinstance(resolve_plain(value), number):
-        return "remove the quotes"
-    if re.fullmatch(r"[-+]?[0-9_]{1,40}", value) and value.strip("+-_"):
-        plain = int(value.replace("_", ""))
-        return f"write {plain}, without leading zeros or underscores"
-    return ""
 
 
 def _is_class(base: type) -> Callable[[Any], bool]:

@@ -46,6 +46,33 @@ _MAX_NUMBER_LENGTH = 100
 _UNPRINTABLE: re.Pattern[str] = Reader.NON_PRINTABLE
 
 
+EMPTY_REMEDY = "write at least one line such as 'tiers: {}', or name no file"
+_CHECK_SYNTAX = "check quotes, brackets and indentation here and in the line before"
+_TOKENS = (
+    ("'<document start>'", "another document"),
+    ("<block end>", "the end of the section"),
+    ("'<block mapping start>'", "a key at another depth"),
+    ("'<block sequence start>'", "a list at another depth"),
+    ("'<stream end>'", "the end of the text"),
+)
+"""The parser's names of what it meets, and ours."""
+_SYNTAX_REMEDIES = (
+    ("mapping values are not allowed", "put quotes around a value that holds ': ', or check the indentation"),
+    ("expected ':'", "write 'key: value', with a space behind the colon"),
+    ("cannot start any token", "put quotes around the value"),
+    ("unknown escape character", "write the text in single quotes, which know no escapes"),
+    ("another document", "keep one document in a file"),
+    ("incompatible YAML document", "remove the line"),
+    ("the end of the text", "close the bracket or brace that is open"),
+    ("end of stream", "close the quote that is open"),
+    ("expected ',' or", "put a comma between items, or close the bracket or brace"),
+    ("but found '}'", "remove it, or open it before"),
+    ("but found ']'", "remove it, or open it before"),
+    ("the end of the section", "let all keys of a section begin in the same column"),
+)
+"""By words in the parser's problem; the first that fits counts."""
+
+
 class _Stopped(Exception):
     """Reading cannot go on; the fault is recorded."""
 
@@ -106,11 +133,11 @@ def read_value(text: str, path: ConfigPath, place: Place) -> tuple[Node, list[Fa
     if not problem and len(text) > MAX_BYTES:
         problem = f"more than {MAX_BYTES // 1024} KiB"
     if problem:
-        return broken, [fault(place, path, f"the value holds {problem}")]
+        return broken, [fault(place, path, f"the value holds {problem}", remedy="write plain, short text")]
     if stripped[:1] not in ("[", "{", "'", '"'):
         value = resolve_plain(stripped)
         if problem := scalar_problem(value):
-            return broken, [fault(place, path, f"the value is {problem}")]
+            return broken, [fault(place, path, f"the value is {problem}", remedy="write a smaller number")]
         return Node(value, place, place), []
     node, faults = _Reading(stripped, "the value", lambda _line, _column: place, path).run()
     return node or broken, faults
@@ -141,7 +168,8 @@ class _Reading:
         except (yaml.YAMLError, ValueError, OverflowError):
             # The scanner lets the errors of chr() and int() through, for "\UFFFFFFFF" and the like.
             what = "not valid YAML: an escape or a version is out of range"
-            self._fail(self._loader.get_mark(), what)
+            remedy = "write the text in single quotes, which know no escapes"
+            self._fail(self._loader.get_mark(), what, remedy=remedy)
             return None, self._faults
         finally:
             self._loader.dispose()
@@ -149,12 +177,15 @@ class _Reading:
     def _document(self) -> Node | None:
         self._next()  # start of the stream
         if isinstance(self._next(), yaml.StreamEndEvent):
-            self._faults.append(fault(self._place_at(1, 1), self._path, f"{self._name} is empty"))
+            self._faults.append(
+                fault(self._place_at(1, 1), self._path, f"{self._name} is empty", remedy=EMPTY_REMEDY)
+            )
             return None
         start = self._loader.peek_event()
         node = self._node(self._path, 0)
         if self._path and getattr(start, "flow_style", True) is False:
-            self._fail(start.start_mark, "write a mapping in braces and a list in brackets")
+            remedy = "write a mapping in braces and a list in brackets"
+            self._fail(start.start_mark, "block style has no place in a value of one line", remedy=remedy)
             raise _Stopped
         self._next()  # end of the document
         after = self._next()
@@ -171,7 +202,8 @@ class _Reading:
         event = self._next()
         place = self._at(event.start_mark)
         if depth > MAX_DEPTH:
-            self._fail(event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
+            what = f"nested deeper than {MAX_DEPTH} levels"
+            self._fail(event.start_mark, what, remedy="check the brackets and the indentation")
             raise _Stopped
         if isinstance(event, yaml.AliasEvent):
             self._fail(
@@ -205,7 +237,8 @@ class _Reading:
         plain = event.style is None
         value: Value = resolve_plain(event.value) if plain else _joined(event.value)
         if problem := scalar_problem(value):
-            self._fail(event.start_mark, f"the value holds {problem}", path)
+            remedy = "write a smaller number" if isinstance(value, int) else "remove it"
+            self._fail(event.start_mark, f"the value holds {problem}", path, remedy=remedy)
             value = Broken.BROKEN
         return Node(value, place, place, quoted=event.style in ("'", '"'))
 
@@ -223,7 +256,7 @@ class _Reading:
             mark = self._loader.peek_event().start_mark
             key = self._node(path, depth + 1)
             name = self._key(key, mark, path)
-            child = self._node((*path, name or "?"), depth + 1)
+            child = self._node(path if name is None else (*path, name), depth + 1)
             if name is None:
                 complete = False
             elif name in children:
@@ -252,17 +285,28 @@ class _Reading:
                 mark,
                 "a key must be text, not " + ("a list or mapping" if container else brief(_written(value))),
                 path,
-                remedy="" if container else "put quotes around the key",
+                remedy="write a name before the colon" if container else "put quotes around the key",
             )
         return None
 
     def _syntax(self, error: yaml.MarkedYAMLError) -> None:
         mark = error.problem_mark or error.context_mark or self._loader.get_mark()
         problem = error.problem or error.context or "it cannot be parsed"
+        for token, words in _TOKENS:
+            problem = problem.replace(token, words)
         if "'\\t'" in problem:
             self._fail(mark, "a tab stands where YAML wants spaces", remedy="indent with spaces")
-        else:
-            self._fail(mark, f"not valid YAML: {problem}", why=error.context or "")
+            return
+        begun = error.context_mark
+        remedy = next((fix for words, fix in _SYNTAX_REMEDIES if words in problem), _CHECK_SYNTAX)
+        if "end of stream" in problem or "end of the text" in problem or "expected ':'" in problem:
+            # The parser notices at the end of the text; the mistake stands where something began.
+            mark = begun or mark
+        why = error.context or ""
+        apart = begun is not None and (begun.line, begun.column) != (mark.line, mark.column)
+        if apart and why and not self._path:
+            why += f" that begins at {self._at(begun)}"
+        self._fail(mark, f"not valid YAML: {problem}", why=why, remedy=remedy)
 
     def _next(self) -> Any:
         return self._loader.get_event()
