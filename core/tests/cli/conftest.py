@@ -61,7 +61,17 @@ PARTS = """
     from attrs import frozen
 
     class Backend:
-        pass
+        def __init__(self, options, capacity):
+            self.capacity = capacity
+
+        def open(self, context):
+            raise NotImplementedError("no test of the command line opens it")
+
+        def ready_bytes(self):
+            return 0
+
+        def close(self):
+            pass
 
     @frozen
     class Options:

@@ -52,7 +52,7 @@ def test_plugins_as_json(shell: CommandLine) -> None:
     shell.environment["KVFERRY_CONFIG"] = shell.write()
     rows = {row["name"]: row for row in shell.run("plugins", "--format", "json").json["plugins"]}
     assert rows["backend_tape"]["state"] == "ready"
-    assert rows["backend_tape"]["distributions"] == ["kvferry-backend-tape 1.0"]
+    assert rows["backend_tape"]["distributions"] == [{"name": "kvferry-backend-tape", "version": "1.0"}]
     assert rows["backend_tape"]["api"] == ">=1.0,<2"
     assert {"kind": "backend", "name": "tape"} in rows["backend_tape"]["provides"]
 

@@ -210,6 +210,9 @@ def test_a_waiver_of_a_rule_that_holds_changes_nothing() -> None:
     report = check([rule()], facts_of({"a": True}), [waiver("ZOO001")])
     assert only(report) is Outcome.OK
     assert "waived" not in report.text()
+    assert "note: the waiver of ZOO001 lifts nothing: the rule holds" in report.text()
+    assert report.exit_code(strict=True) is ExitCode.CLEAN
+    assert not report.remarkable
 
 
 def test_an_unknown_waiver_is_a_warning_with_the_nearest_id() -> None:
@@ -267,4 +270,4 @@ def test_the_report_as_json_says_the_same() -> None:
     assert first["facts"] == [{"path": "a", "value": False, "origin": "test"}]
     assert second["waiver"] == {"reason": "bench only", "origin": "c.yaml:9:3"}
     assert second["facts"][0]["value"] == [1, 3]
-    assert data["unknown_waivers"][0]["rule"] == "XYZ001"
+    assert [(w["rule"], w["state"]) for w in data["waivers"]] == [("ZOO002", "used"), ("XYZ001", "unknown")]

@@ -94,7 +94,7 @@ def test_an_engine_that_cannot_be_cached_is_not_refused_over_sizes() -> None:
         ({"chunk_tokens": 200}, {"CORE020"}),
         ({"engine.device": "npu"}, {"CORE023"}),
         ({"engine.device": "npu", "devices.npu.name": "npu"}, set()),
-        ({"engine.group_kinds": ("full", "sliding")}, {"CORE024"}),
+        ({"engine.group_kinds": ("full", "mamba")}, {"CORE024"}),
         ({"engine.workers": 8}, {"CORE040"}),
         ({"engine.workers": 4}, {"CORE041"}),
         ({"native.available": False}, {"CORE044"}),
@@ -129,7 +129,13 @@ def test_several_tiers_are_refused_by_name() -> None:
     memory=st.integers(1, 64 * GIB),
 )
 def test_the_host_budget_gives_one_verdict(workers: int | None, capacity: int, memory: int) -> None:
-    facts: dict[str, Any] = {"tiers.cpu.capacity": capacity, "host.memory_bytes": memory}
+    facts: dict[str, Any] = {
+        "tiers.cpu.capacity": capacity,
+        "tiers.cpu.capabilities.addressable": True,
+        "tiers.disk.capacity": 1 << 50,
+        "tiers.disk.capabilities.addressable": False,
+        "host.memory_bytes": memory,
+    }
     if workers is not None:
         facts["engine.workers"] = workers
     need = (workers or 1) * capacity

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pluggy
 
+from kvferry.api.facts import FactSpec
 from kvferry.api.rules import Fact, Rule
 from kvferry.api.specs import (
     BackendSpec,
@@ -74,6 +75,11 @@ class KVFerryHooks:
     @hookspec
     def kvferry_facts(self, env: HostEnvironment) -> Iterable[Fact]:
         """Facts about this host: library versions, devices, limits."""
+        return ()
+
+    @hookspec
+    def kvferry_fact_specs(self) -> Iterable[FactSpec]:
+        """What the facts mean that this plugin gives, or lets its engine give."""
         return ()
 
     @hookspec

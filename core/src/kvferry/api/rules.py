@@ -20,6 +20,19 @@ class Severity(enum.Enum):
     NOTE = "note"
 
 
+class Scope(enum.Enum):
+    """What one application of a rule looks at."""
+
+    INSTANCE = "instance"
+    """One instance: its configuration, its engine and its host."""
+    PAIR = "pair"
+    """Every two instances that are checked together. Paths of theirs begin with ``one.`` and
+    ``other.``; which is which must not matter. Facts of their host have no such beginning."""
+    FLEET = "fleet"
+    """All instances that are checked together, at once. Paths of theirs begin with ``instances.*.``;
+    facts of their host have no such beginning."""
+
+
 class Truth(enum.Enum):
     """Kleene's three values."""
 
@@ -75,6 +88,10 @@ class Expression(ABC):
     def reads(self) -> tuple[str, ...]:
         """Paths of all facts the formula may look at, in order of appearance."""
 
+    def needs(self) -> tuple[str, ...]:
+        """Those of :meth:`reads` without which the formula can be unknown."""
+        return self.reads()
+
     def __and__(self, other: Expression) -> Expression:
         return _Both(self, other)
 
@@ -96,6 +113,9 @@ class _Both(Expression):
     def reads(self) -> tuple[str, ...]:
         return self.left.reads() + self.right.reads()
 
+    def needs(self) -> tuple[str, ...]:
+        return self.left.needs() + self.right.needs()
+
     def __str__(self) -> str:
         return f"{self.left} and {self.right}"
 
@@ -111,6 +131,9 @@ class _Either(Expression):
     def reads(self) -> tuple[str, ...]:
         return self.left.reads() + self.right.reads()
 
+    def needs(self) -> tuple[str, ...]:
+        return self.left.needs() + self.right.needs()
+
     def __str__(self) -> str:
         return f"({self.left} or {self.right})"
 
@@ -124,6 +147,9 @@ class _Not(Expression):
 
     def reads(self) -> tuple[str, ...]:
         return self.inner.reads()
+
+    def needs(self) -> tuple[str, ...]:
+        return self.inner.needs()
 
     def __str__(self) -> str:
         return f"not ({self.inner})"
@@ -184,6 +210,9 @@ class Known(Expression):
     def reads(self) -> tuple[str, ...]:
         return (self.path,)
 
+    def needs(self) -> tuple[str, ...]:
+        return ()
+
     def __str__(self) -> str:
         return f"{self.path} is known"
 
@@ -235,7 +264,9 @@ class Rule:
     ``when`` decides whether the rule applies, ``require`` what must then hold. ``message`` and
     ``fix`` may name facts in braces, for example ``{engine.block_tokens}``. ``each`` makes the rule
     a template over a section: with ``each="tiers"`` the paths ``tiers.*.capacity`` are read for
-    every configured tier.
+    every configured tier. Any other ``*`` collects: the value is a tuple with one item for each
+    member, and ``tiers.*[capabilities.addressable].capacity`` takes only those members of which the
+    fact in brackets is known and true. Two of them nest.
     """
 
     id: str
@@ -249,3 +280,9 @@ class Rule:
     examples: tuple[Example, ...]
     each: str | None = None
     since: str = "0.1"
+    scope: Scope = Scope.INSTANCE
+    requires: tuple[str, ...] = ()
+    """Ids of rules, of the same plugin or of core, without which this one says nothing of use. While
+    one of them is violated or unverified, and not waived, this rule is not judged."""
+    waivable: bool = True
+    """False where nothing could run however good the reason."""

@@ -10,8 +10,11 @@ from kvferry.cli.host import Host
 BUILTIN_COMMANDS: Mapping[str, str] = {
     "plugins": "list installed and listed plugins with their state",
     "check": "judge configuration files: faults, plugins and compatibility rules",
+    "rules": "list compatibility rules, and explain them",
     "config": "show a configuration with the origin of every value",
     "doctor": "show what kvferry finds on this machine",
+    "live": "look at running instances of this host, and change them",
+    "docs": "write the reference pages of configuration keys and rules",
 }
 
 
@@ -25,6 +28,14 @@ def builtin_command(name: str, host: Host) -> Command:
         from kvferry.cli.check_command import CheckCommand
 
         return CheckCommand(host)
+    if name == "rules":
+        from kvferry.cli.rules_command import RulesCommand
+
+        return RulesCommand(host)
+    if name == "docs":
+        from kvferry.cli.docs_command import DocsCommand
+
+        return DocsCommand(host)
     if name == "config":
         from kvferry.cli.config_command import ConfigCommand
 
@@ -33,4 +44,8 @@ def builtin_command(name: str, host: Host) -> Command:
         from kvferry.cli.doctor_command import DoctorCommand
 
         return DoctorCommand(host)
+    if name == "live":
+        from kvferry.cli.live_command import LiveCommand
+
+        return LiveCommand(host)
     raise ValueError(f"not a built-in command: {name!r}")

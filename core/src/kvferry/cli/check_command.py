@@ -8,10 +8,11 @@ from pathlib import Path
 from kvferry.cli.host import Host
 from kvferry.cli.output import add_format, print_json
 from kvferry.cli.sources import environment_of, sources_of
-from kvferry.compat import ExitCode
-from kvferry.runtime.startup import examine
+from kvferry.runtime.together import examine_together
 
 _EPILOG = """\
+Several files are judged one by one, then as instances that run on one host together.
+
 exit codes:
   0  clean
   1  warnings, with --strict
@@ -22,7 +23,7 @@ exit codes:
 
 
 class CheckCommand:
-    """Judges files as an engine start would, on this machine and without an engine."""
+    """Judges files as an engine start would, without an engine, on this machine or for another one."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -32,23 +33,25 @@ class CheckCommand:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
         parser.add_argument("--strict", action="store_true", help="warnings count")
+        parser.add_argument(
+            "--facts",
+            type=Path,
+            metavar="FACTS",
+            help="judge for the host that this file describes (from 'kvferry doctor --format facts')",
+        )
         add_format(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """The code that says most of all files."""
         strict: bool = arguments.strict
-        examinations = [
-            examine(
-                sources_of(file, self._host),
-                environment_of(self._host),
-                distributions=self._host.distributions,
-            )
-            for file in arguments.files
-        ]
-        code = ExitCode.worst(*(each.exit_code(strict=strict) for each in examinations))
+        found = examine_together(
+            [sources_of(file, self._host) for file in arguments.files],
+            environment_of(self._host),
+            arguments.facts,
+            distributions=self._host.distributions,
+        )
         if arguments.format == "json":
-            files = [each.to_json(strict=strict) for each in examinations]
-            print_json({"exit_code": int(code), "files": files})
+            print_json(found.to_json(strict=strict))
         else:
-            print("\n\n".join(each.text() for each in examinations))
-        return int(code)
+            print(found.text())
+        return int(found.exit_code(strict=strict))

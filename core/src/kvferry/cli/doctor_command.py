@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from kvferry import __version__
 from kvferry.api import API_VERSION, Fact, Facts
 from kvferry.cli.host import Host
-from kvferry.cli.output import add_format, plugin_json, plugins_text, print_json, table
+from kvferry.cli.output import plugin_json, plugins_text, print_json, table
 from kvferry.cli.sources import add_config, environment_of, sources_of
 from kvferry.compat import ExitCode
+from kvferry.compat.facts_file import description_text
 from kvferry.compat.rendering import plain
 from kvferry.compat.values import size_text
+from kvferry.runtime.catalogue import catalogue_of
 from kvferry.runtime.examination import fault_json, fault_text
 from kvferry.runtime.startup import examine
 
@@ -24,7 +27,12 @@ class DoctorCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         add_config(parser)
-        add_format(parser)
+        parser.add_argument(
+            "--format",
+            choices=("text", "json", "facts"),
+            default="text",
+            help="facts: a file for 'kvferry check --facts' on another machine (default: text)",
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """0, or 2 with faults of the configuration, or 4 with a plugin that cannot be used.
@@ -38,7 +46,11 @@ class DoctorCommand:
         )
         host_facts = [fact for path, fact in sorted(found.facts.items()) if _about_host(path, found.facts)]
         copies, why = _copies(found.facts)
-        if arguments.format == "json":
+        if arguments.format == "facts":
+            print(description_text(found.facts, catalogue_of([found.plugins])), end="")
+            for fault in (*found.config_faults, *found.plugin_faults):
+                print(fault_text("error", fault), file=sys.stderr)
+        elif arguments.format == "json":
             print_json(
                 {
                     "kvferry": __version__,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import Distribution
 
@@ -14,10 +16,17 @@ def _environment() -> Mapping[str, str]:
     return dict(os.environ)
 
 
+def _columns() -> int | None:
+    # Programs that read our output want one thing on one line, whatever the terminal behind them.
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 @frozen(kw_only=True)
 class Host:
-    """Environment variables, the root of the file system to probe, and the installed distributions."""
+    """Environment variables, the root of the file system to probe, the installed distributions, and
+    the width of the terminal: ``None`` when the output goes to a file or a program."""
 
     environment: Mapping[str, str] = field(factory=_environment)
     root: str = "/"
+    columns: int | None = field(factory=_columns)
     distributions: Callable[[], Iterable[Distribution]] = importlib.metadata.distributions

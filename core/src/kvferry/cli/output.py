@@ -38,6 +38,9 @@ def plugins_text(records: Sequence[PluginRecord]) -> str:
         shown.append(line)
         shown += [f"  why  {record.reason}"] if record.reason else []
         shown += [f"  fix  {record.remedy}"] if record.remedy else []
+        shown += [f"  note {remark}" for remark in record.remarks]
+        if record.broken and not record.required:
+            shown.append(f"  note skipped, because {record.origin} says on_error: skip")
     if any(record.state is PluginState.FOUND for record in records):
         shown += ["", "A plugin in state 'found' is installed and not listed; nothing of it was imported."]
     return "\n".join(shown)
@@ -58,7 +61,7 @@ def plugin_json(record: PluginRecord) -> dict[str, Any]:
     return {
         "name": record.name,
         "state": record.state.value,
-        "distributions": list(record.distributions),
+        "distributions": [{"name": each.name, "version": each.version} for each in record.distributions],
         "module": record.module,
         "api": None if record.manifest is None else record.manifest.api,
         "summary": "" if record.manifest is None else record.manifest.summary,
@@ -68,4 +71,5 @@ def plugin_json(record: PluginRecord) -> dict[str, Any]:
         "origin": record.origin,
         "reason": record.reason,
         "remedy": record.remedy,
+        "remarks": list(record.remarks),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvferry.api import Rule
 from kvferry.compat.engine_rules import ENGINE_RULES
+from kvferry.compat.fleet_rules import FLEET_RULES
 from kvferry.compat.host_rules import HOST_RULES
 from kvferry.compat.tier_rules import TIER_RULES
 
@@ -14,4 +15,4 @@ __all__ = ["RULE_PREFIX", "core_rules"]
 
 def core_rules() -> tuple[Rule, ...]:
     """All rules of core in the order of their ids."""
-    return tuple(sorted((*TIER_RULES, *ENGINE_RULES, *HOST_RULES), key=lambda rule: rule.id))
+    return tuple(sorted((*TIER_RULES, *ENGINE_RULES, *HOST_RULES, *FLEET_RULES), key=lambda rule: rule.id))

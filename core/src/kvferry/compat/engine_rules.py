@@ -24,6 +24,7 @@ ENGINE_RULES = (
     Rule(
         id="CORE020",
         severity=Severity.ERROR,
+        waivable=False,
         when=WITH_SUPPORTED_ENGINE,
         require=Check(
             "chunk_tokens is a multiple of engine.block_tokens",
@@ -72,21 +73,21 @@ ENGINE_RULES = (
         severity=Severity.NOTE,
         when=WITH_ENGINE,
         require=Check(
-            "every one of engine.group_kinds is full attention",
+            "every one of engine.group_kinds is full, mla or sliding",
             ("engine.group_kinds",),
             lambda kinds: all(kind in SUPPORTED_GROUP_KINDS for kind in kinds),
         ),
         message="the model has KV cache groups of the kinds {engine.group_kinds}; only full "
-        "attention can be restored, so this engine gets no hits and stores nothing",
+        "attention, MLA and sliding windows can be restored, so this engine gets no hits and stores nothing",
         fix="nothing to mend: output is right either way; remove the connector to save its start-up",
         source="design",
         examples=(
             Example(
-                facts={"engine.block_tokens": 16, "engine.group_kinds": ("full", "full")},
+                facts={"engine.block_tokens": 16, "engine.group_kinds": ("full", "sliding")},
                 passes=True,
             ),
             Example(
-                facts={"engine.block_tokens": 16, "engine.group_kinds": ("full", "sliding")},
+                facts={"engine.block_tokens": 16, "engine.group_kinds": ("full", "mamba")},
                 passes=False,
             ),
         ),

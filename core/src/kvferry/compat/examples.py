@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvferry.api import Example, Fact, Rule
-from kvferry.compat.checker import check
+from kvferry.compat.application import Subject, apply
 from kvferry.compat.findings import Outcome, OwnedRule
 from kvferry.compat.values import UNKNOWN
 
@@ -15,7 +15,7 @@ def run_examples(rule: Rule) -> tuple[str, ...]:
 
     A failing example must violate the rule, with all facts of its message known. A passing one must
     violate nothing and leave nothing unverified, and one passing example at least must be an ``ok``:
-    a rule that never applies has not been shown to pass.
+    a rule that never applies has not been shown to pass. Rules that it requires are not looked at.
     """
     problems: list[str] = []
     held = False
@@ -41,9 +41,10 @@ def _judge(rule: Rule, example: Example) -> tuple[set[Outcome], list[str]]:
     facts = {
         path: Fact(path=path, value=value, origin=EXAMPLE_ORIGIN) for path, value in example.facts.items()
     }
-    report = check([OwnedRule(rule=rule, owner=EXAMPLE_ORIGIN)], facts)
-    violated = [f for f in report.findings if f.outcome is Outcome.VIOLATED]
+    # Whatever the rule's scope, its example says the facts in the rule's own paths.
+    findings = list(apply(OwnedRule(rule=rule, owner=EXAMPLE_ORIGIN), Subject(facts=facts)))
+    violated = [finding for finding in findings if finding.outcome is Outcome.VIOLATED]
     return (
-        {finding.outcome for finding in report.findings},
+        {finding.outcome for finding in findings},
         [text for finding in violated for text in (finding.message, finding.fix)],
     )

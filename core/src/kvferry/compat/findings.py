@@ -46,8 +46,10 @@ class Finding:
     """One application of one rule, with everything a reader needs to act on it.
 
     ``member`` is the section member the rule was applied to (``cpu`` of ``tiers.*``), else ``None``.
-    ``missing`` lists the fact paths the rule asked for and nobody knew. ``broken`` says how the rule
-    itself failed; such a finding is unverified.
+    ``instances`` names the configurations of a pair or a fleet, and is empty for a rule about one
+    instance. ``missing`` lists the fact paths the rule asked for and nobody knew. ``broken`` says how
+    the rule itself failed; such a finding is unverified. ``not_judged`` says which required rule kept
+    this one from being judged; such a finding is not applicable.
     """
 
     rule: Rule
@@ -63,11 +65,13 @@ class Finding:
     missing: tuple[str, ...]
     waiver: Waiver | None = None
     broken: str = ""
+    not_judged: str = ""
+    instances: tuple[str, ...] = ()
 
     @property
     def troubles(self) -> bool:
         """Violated or unverified, and not waived."""
         return self.waiver is None and self.outcome in (Outcome.VIOLATED, Outcome.UNVERIFIED)
 
-    def sort_key(self) -> tuple[int, str, str]:
-        return (SEVERITY_ORDER[self.rule.severity], self.rule.id, self.member or "")
+    def sort_key(self) -> tuple[int, str, tuple[str, ...], str]:
+        return (SEVERITY_ORDER[self.rule.severity], self.rule.id, self.instances, self.member or "")

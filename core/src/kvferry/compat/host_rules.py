@@ -4,39 +4,43 @@ from __future__ import annotations
 
 from kvferry.api import Check, Example, Known, Path, Rule, Severity
 
-_COMFORTABLE = 0.8
+COMFORTABLE = 0.8
 """Above this share of the memory the engine, the model and the page cache get squeezed."""
 
 _GIB = 1 << 30
 _WORKERS_KNOWN = Known("engine.workers")
-_MANY = ("engine.workers", "tiers.*.capacity", "host.memory_bytes")
-_ONE = ("tiers.*.capacity", "host.memory_bytes")
+_IN_MEMORY = "tiers.*[capabilities.addressable].capacity"
+_MANY = ("engine.workers", _IN_MEMORY, "host.memory_bytes")
+_ONE = (_IN_MEMORY, "host.memory_bytes")
 
-_MANY_FIT = Check(
-    "engine.workers x sum of tiers.*.capacity <= host.memory_bytes",
-    _MANY,
-    lambda workers, capacities, memory: workers * sum(capacities) <= memory,
-)
-_MANY_COMFORTABLE = Check(
-    f"engine.workers x sum of tiers.*.capacity <= {_COMFORTABLE} x host.memory_bytes",
-    _MANY,
-    lambda workers, capacities, memory: workers * sum(capacities) <= _COMFORTABLE * memory,
-)
-_ONE_FITS = Check(
-    "sum of tiers.*.capacity <= host.memory_bytes",
-    _ONE,
-    lambda capacities, memory: sum(capacities) <= memory,
-)
-_ONE_COMFORTABLE = Check(
-    f"sum of tiers.*.capacity <= {_COMFORTABLE} x host.memory_bytes",
-    _ONE,
-    lambda capacities, memory: sum(capacities) <= _COMFORTABLE * memory,
-)
+
+def many_fit(share: float = 1) -> Check:
+    """All workers of the engine together need at most this share of the memory."""
+    return Check(
+        f"engine.workers x sum of tiers.*.capacity in memory <= {shown(share)}host.memory_bytes",
+        _MANY,
+        lambda workers, capacities, memory: workers * sum(capacities) <= share * memory,
+    )
+
+
+def one_fits(share: float = 1) -> Check:
+    """One worker needs at most this share of the memory."""
+    return Check(
+        f"sum of tiers.*.capacity in memory <= {shown(share)}host.memory_bytes",
+        _ONE,
+        lambda capacities, memory: sum(capacities) <= share * memory,
+    )
+
+
+def shown(share: float) -> str:
+    """``0.8 x ``, or nothing for the whole."""
+    return "" if share == 1 else f"{share} x "
 
 
 def _budget(capacity: int, workers: int | None = None) -> dict[str, object]:
     facts: dict[str, object] = {
         "tiers.cpu.capacity": capacity * _GIB,
+        "tiers.cpu.capabilities.addressable": True,
         "host.memory_bytes": 32 * _GIB,
     }
     return facts if workers is None else {**facts, "engine.workers": workers}
@@ -47,9 +51,9 @@ HOST_RULES = (
         id="CORE040",
         severity=Severity.ERROR,
         when=_WORKERS_KNOWN,
-        require=_MANY_FIT,
-        message="{engine.workers} workers with {tiers.*.capacity:size} each need more than the "
-        "{host.memory_bytes:size} of memory that this machine has",
+        require=many_fit(),
+        message=f"{{engine.workers}} workers with {{{_IN_MEMORY}:size}} each need more than the "
+        "{host.memory_bytes:size} of memory that the machine has",
         fix="capacity is per worker: lower it to less than the memory divided by {engine.workers}",
         source="design",
         examples=(
@@ -60,25 +64,25 @@ HOST_RULES = (
     Rule(
         id="CORE041",
         severity=Severity.WARNING,
-        when=_WORKERS_KNOWN & _MANY_FIT,
-        require=_MANY_COMFORTABLE,
-        message="{engine.workers} workers with {tiers.*.capacity:size} each leave little of the "
+        when=_WORKERS_KNOWN,
+        require=many_fit(COMFORTABLE),
+        requires=("CORE040",),
+        message=f"{{engine.workers}} workers with {{{_IN_MEMORY}:size}} each leave little of the "
         "{host.memory_bytes:size} of memory to the engine and the model",
         fix="capacity is per worker: lower it, or make sure that nothing else needs the memory",
         source="design",
         examples=(
             Example(facts=_budget(8, workers=2), passes=True),
             Example(facts=_budget(15, workers=2), passes=False),
-            Example(facts=_budget(20, workers=2), passes=True),
         ),
     ),
     Rule(
         id="CORE042",
         severity=Severity.ERROR,
         when=~_WORKERS_KNOWN,
-        require=_ONE_FITS,
-        message="one worker alone with {tiers.*.capacity:size} needs more than the "
-        "{host.memory_bytes:size} of memory that this machine has",
+        require=one_fits(),
+        message=f"one worker alone with {{{_IN_MEMORY}:size}} needs more than the "
+        "{host.memory_bytes:size} of memory that the machine has",
         fix="lower the capacity, or check the file on the machine that it is meant for",
         source="design",
         examples=(
@@ -89,16 +93,16 @@ HOST_RULES = (
     Rule(
         id="CORE043",
         severity=Severity.WARNING,
-        when=~_WORKERS_KNOWN & _ONE_FITS,
-        require=_ONE_COMFORTABLE,
-        message="one worker alone with {tiers.*.capacity:size} leaves little of the "
+        when=~_WORKERS_KNOWN,
+        require=one_fits(COMFORTABLE),
+        requires=("CORE042",),
+        message=f"one worker alone with {{{_IN_MEMORY}:size}} leaves little of the "
         "{host.memory_bytes:size} of memory to the engine and the model",
         fix="lower the capacity, or check the file on the machine that it is meant for",
         source="design",
         examples=(
             Example(facts=_budget(8), passes=True),
             Example(facts=_budget(30), passes=False),
-            Example(facts=_budget(40), passes=True),
         ),
     ),
     Rule(

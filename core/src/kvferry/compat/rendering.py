@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kvferry.compat.findings import Finding, Outcome
 from kvferry.compat.values import fact_text, placeholders
+from kvferry.compat.views import INSTANCES, PAIR_WORDS, WILDCARD, plain_path, stands_for
 
 
 def finding_text(finding: Finding) -> str:
@@ -14,6 +16,8 @@ def finding_text(finding: Finding) -> str:
     label = f"{rule.severity.value}[{rule.id}]"
     if finding.waiver is not None:
         label = f"waived {label}"
+    if finding.instances:
+        label = f"{label} {', '.join(finding.instances)}:"
     if finding.outcome is Outcome.UNVERIFIED:
         lines = [f"{label} could not be verified: {finding.require}"]
     else:
@@ -37,15 +41,24 @@ def finding_text(finding: Finding) -> str:
     return "\n".join(lines)
 
 
+def not_judged_text(findings: Iterable[Finding]) -> str:
+    """One line for each rule that stands on a rule in trouble; empty when there is none."""
+    lines = []
+    for finding in findings:
+        if finding.not_judged:
+            about = ", ".join([*finding.instances, *filter(None, [finding.member])])
+            shown = f"{finding.rule.id} {about}" if about else finding.rule.id
+            lines.append(f"not judged: {shown}, because {finding.not_judged}")
+    return "\n".join(dict.fromkeys(lines))
+
+
 def _form_of(path: str, forms: dict[str, str]) -> str:
-    """The format that the rule's own text uses for this fact."""
-    if path in forms:
-        return forms[path]
-    parts = path.split(".")
-    for at in range(1, len(parts)):
-        starred = ".".join([*parts[:at], "*", *parts[at + 1 :]])
-        if starred in forms:
-            return forms[starred]
+    """The format that the rule's own text uses for this fact, whatever its wildcards stand for."""
+    for named, form in forms.items():
+        head, _, rest = plain_path(named).partition(".")
+        pattern = f"{INSTANCES}.{WILDCARD}.{rest}" if head in PAIR_WORDS else plain_path(named)
+        if form and stands_for(pattern, path):
+            return form
     return ""
 
 
@@ -57,6 +70,8 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "id": rule.id,
         "severity": rule.severity.value,
         "outcome": finding.outcome.value,
+        "scope": rule.scope.value,
+        "instances": list(finding.instances),
         "member": finding.member,
         "message": finding.message,
         "when": finding.when,
@@ -65,6 +80,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
             {"path": fact.path, "value": plain(fact.value), "origin": fact.origin} for fact in finding.facts
         ],
         "missing": list(finding.missing),
+        "not_judged": finding.not_judged,
         "broken": finding.broken,
         "waiver": None if waiver is None else {"reason": waiver.reason, "origin": waiver.origin},
         "fix": finding.fix,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 from collections import Counter
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from attrs import frozen
 
 from kvferry.api import Severity
-from kvferry.compat.findings import Finding, Outcome, Waiver
-from kvferry.compat.rendering import finding_json, finding_text
+from kvferry.compat.findings import Finding, Outcome
+from kvferry.compat.rendering import finding_json, finding_text, not_judged_text
+from kvferry.compat.waivers import JudgedWaiver
 
 
 class ExitCode(enum.IntEnum):
@@ -43,8 +43,7 @@ class Report:
     """All findings, those that are fine included, ordered by severity and rule id."""
 
     findings: tuple[Finding, ...]
-    unknown_waivers: tuple[Waiver, ...] = ()
-    rule_ids: tuple[str, ...] = ()
+    waivers: tuple[JudgedWaiver, ...] = ()
 
     def select(self, outcome: Outcome, severity: Severity | None = None) -> tuple[Finding, ...]:
         """Findings with this outcome that no waiver covers."""
@@ -68,7 +67,7 @@ class Report:
         if self.select(Outcome.UNVERIFIED, Severity.ERROR):
             return ExitCode.UNVERIFIED
         warned = any(f.troubles and f.rule.severity is Severity.WARNING for f in self.findings)
-        if strict and (warned or self.unknown_waivers):
+        if strict and (warned or any(waiver.warns for waiver in self.waivers)):
             return ExitCode.WARNINGS
         return ExitCode.CLEAN
 
@@ -76,10 +75,18 @@ class Report:
         """One text for everything a reader should see.
 
         Rules that hold or do not apply are only counted, and so are notes that could not be
-        verified.
+        verified. Rules that were not judged, because a rule that they require is in trouble, have a
+        line each behind the findings.
         """
         shown = [finding_text(finding) for finding in self.findings if _shown(finding)]
-        return shown + [self._unknown_waiver_text(waiver) for waiver in self.unknown_waivers]
+        shown += [text for text in [not_judged_text(self.findings)] if text]
+        return shown + [text for text in (waiver.text() for waiver in self.waivers) if text]
+
+    @property
+    def remarkable(self) -> bool:
+        """Whether an engine that starts has to log anything: a waiver that lifts nothing is for those
+        who ask."""
+        return any(map(_shown, self.findings)) or any(waiver.warns for waiver in self.waivers)
 
     def text(self) -> str:
         """All :meth:`blocks`, then one line of counts."""
@@ -88,7 +95,8 @@ class Report:
     def summary(self) -> str:
         """``9 checks: 5 ok, 2 not applicable, 1 error, 1 warning``."""
         counted: Counter[str] = Counter(_category(finding) for finding in self.findings)
-        counted["warning"] += len(self.unknown_waivers)
+        counted["warning"] += sum(waiver.warns for waiver in self.waivers)
+        counted["note"] += sum(bool(waiver.text()) and not waiver.warns for waiver in self.waivers)
         parts = [f"{counted[name]} {_plural(name, counted[name])}" for name in _CATEGORIES if counted[name]]
         total = len(self.findings)
         head = f"{total} {_plural('check', total)}"
@@ -99,21 +107,16 @@ class Report:
         return {
             "summary": self.summary(),
             "findings": [finding_json(finding) for finding in self.findings],
-            "unknown_waivers": [
-                {"rule": waiver.rule_id, "reason": waiver.reason, "origin": waiver.origin}
-                for waiver in self.unknown_waivers
+            "waivers": [
+                {
+                    "rule": judged.waiver.rule_id,
+                    "reason": judged.waiver.reason,
+                    "origin": judged.waiver.origin,
+                    "state": judged.state.value,
+                }
+                for judged in self.waivers
             ],
         }
-
-    def _unknown_waiver_text(self, waiver: Waiver) -> str:
-        close = difflib.get_close_matches(waiver.rule_id, self.rule_ids, 1)
-        lines = [
-            f"warning: the waiver of {waiver.rule_id} names a rule that no loaded plugin owns",
-            f"  fact     waive.{waiver.rule_id} = {waiver.reason!r}  <- {waiver.origin}",
-        ]
-        fix = f"did you mean {close[0]!r}? Otherwise remove it" if close else "remove the waiver"
-        lines.append(f"  fix      {fix}")
-        return "\n".join(lines)
 
 
 _CATEGORIES = (
@@ -126,16 +129,19 @@ _CATEGORIES = (
     "waived",
     "ok",
     "not applicable",
+    "not judged",
 )
 
 
 def _plural(name: str, count: int) -> str:
-    return name if count == 1 or name in ("waived", "ok", "not applicable") else f"{name}s"
+    return name if count == 1 or name in ("waived", "ok", "not applicable", "not judged") else f"{name}s"
 
 
 def _category(finding: Finding) -> str:
     if finding.waiver is not None:
         return "waived"
+    if finding.not_judged:
+        return "not judged"
     match finding.outcome:
         case Outcome.OK:
             return "ok"

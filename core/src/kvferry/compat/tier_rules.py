@@ -7,10 +7,10 @@ from kvferry.api import Always, Check, Example, Known, Rule, Severity
 WITH_ENGINE = Known("engine.block_tokens")
 """Rules that need to know the engine say nothing about a file that is checked alone."""
 
-SUPPORTED_GROUP_KINDS = ("full",)
+SUPPORTED_GROUP_KINDS = ("full", "mla", "sliding")
 
 WITH_SUPPORTED_ENGINE = WITH_ENGINE & Check(
-    "the engine has KV cache groups and all are full attention",
+    "the engine has KV cache groups and all can be restored",
     ("engine.group_kinds",),
     lambda kinds: len(kinds) > 0 and all(kind in SUPPORTED_GROUP_KINDS for kind in kinds),
 )
@@ -21,6 +21,7 @@ TIER_RULES = (
     Rule(
         id="CORE001",
         severity=Severity.ERROR,
+        waivable=False,
         when=Always(),
         require=Check("at least one tier is configured", ("tiers.*.use",), lambda uses: len(uses) > 0),
         message="no tier is configured, so there is nowhere to keep KV data",
@@ -47,6 +48,7 @@ TIER_RULES = (
     Rule(
         id="CORE003",
         severity=Severity.ERROR,
+        waivable=False,
         each="tiers",
         when=Always(),
         require=Check(

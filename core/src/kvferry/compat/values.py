@@ -31,7 +31,7 @@ def value_text(value: object, form: str = "") -> str:
         return ", ".join(value_text(item, form) for item in value) or "none"
     if form == "size" and isinstance(value, int) and not isinstance(value, bool):
         return size_text(value)
-    return str(value)
+    return "not set" if value is None else str(value)
 
 
 def fill(template: str, facts: Facts) -> str:

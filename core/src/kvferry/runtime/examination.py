@@ -31,6 +31,8 @@ class Examination:
     plugin_faults: tuple[KVFerryError, ...]
     skipped: tuple[KVFerryError, ...]
     report: Report | None
+    not_judged: str = ""
+    """Why there is no report although the configuration has no faults."""
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
         """The code that says most of all parts."""
@@ -57,7 +59,7 @@ class Examination:
 
     def notices(self) -> str:
         """What a start that goes on should log: :meth:`text`, or nothing when nothing was found."""
-        found = self.skipped or (self.report is not None and self.report.blocks())
+        found = self.skipped or (self.report is not None and self.report.remarkable)
         return self.text() if found else ""
 
     def summary(self) -> str:
@@ -70,7 +72,7 @@ class Examination:
         ):
             if count:
                 parts.append(f"{count} {one if count == 1 else many}")
-        parts.append(_NOT_JUDGED if self.report is None else self.report.summary())
+        parts.append((self.not_judged or _NOT_JUDGED) if self.report is None else self.report.summary())
         return f"{self.name}: {'; '.join(parts)}"
 
     def to_json(self, *, strict: bool = False) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from kvferry.api import (
     Retry,
 )
 from kvferry.compat import Waiver, check
-from kvferry.config import Config, ConfigSources, OnError, RawConfig, Selection, read_core
+from kvferry.config import Config, ConfigSources, OnError, OwnKeys, RawConfig, Selection, read_core
 from kvferry.plugins import (
     DistributionSource,
     LoadedPlugins,
     PluginRequest,
+    ProbedFacts,
     installed_distributions,
     load_plugins,
 )
@@ -83,14 +84,21 @@ def read(
     *,
     connector: str | None = None,
     distributions: DistributionSource = installed_distributions,
+    implementations: bool = False,
 ) -> Reading:
     """Read the configuration and load the plugins that it lists. Never raises for their sake.
 
-    ``connector`` is the host's own name for itself, for a ``connector:`` section without ``use``.
+    ``connector`` is the host's own name for itself, for a ``connector:`` section without ``use``. With
+    ``implementations``, what the configuration chose is imported too and compared with the contract.
     """
     raw = read_core(sources)
     plugins = load_plugins(requests_of(raw), distributions=distributions)
     config, faults = _structure(raw, plugins, connector)
+    if implementations:
+        # Options and implementation may be missing for the same reason at the same place.
+        told = {(fault.where, fault.why) for fault in faults}
+        found = _implementation_faults(raw, plugins)
+        faults += tuple(fault for fault in found if (fault.where, fault.why) not in told)
     return Reading(
         name=raw.name,
         plugins=plugins,
@@ -116,16 +124,26 @@ def examine(
     Rules are not applied to a configuration with faults: its facts are incomplete, and complaints
     about what could not be read would mislead.
     """
-    reading = read(sources, connector=connector, distributions=distributions)
+    reading = read(sources, connector=connector, distributions=distributions, implementations=True)
+    return judge(reading, reading.plugins.facts(environment), engine_facts)
+
+
+def judge(
+    reading: Reading, probed: ProbedFacts, engine_facts: EngineFacts = no_engine, *, not_judged: str = ""
+) -> Examination:
+    """Apply every rule to what was read, with these facts about the host.
+
+    ``not_judged`` says why no rule may be applied although the configuration is without faults.
+    """
     plugins, config = reading.plugins, reading.config
-    probed = plugins.facts(environment)
     facts = dict(probed.facts)
     report = None
     if config is not None:
         facts.update(_spec_facts(plugins, config))
         facts.update(config.facts())
         facts.update({fact.path: fact for fact in engine_facts(config)})
-        report = check(plugins.rules(), facts, _waivers(config))
+        if not not_judged:
+            report = check(plugins.rules(), facts, waivers_of(config))
     return Examination(
         name=reading.name,
         plugins=plugins,
@@ -135,6 +153,7 @@ def examine(
         plugin_faults=(*reading.plugin_faults, *probed.required_faults),
         skipped=(*(row.as_error() for row in plugins.skipped()), *probed.skipped_faults),
         report=report,
+        not_judged="" if config is None else not_judged,
     )
 
 
@@ -173,17 +192,54 @@ def _kind(examination: Examination) -> ErrorKind:
 def _structure(
     raw: RawConfig, plugins: LoadedPlugins, connector: str | None
 ) -> tuple[Config | None, tuple[KVFerryError, ...]]:
-    def options_of(selection: Selection) -> type[Any] | None:
+    def options_of(selection: Selection) -> type[Any] | OwnKeys | None:
         kind = _KIND_OF[selection.spec]
         name = selection.use
         if name is None and kind == "connector":
             name = connector or _only_connector(plugins)
+            if name is None and selection.keys:
+                return _ownerless(selection, plugins)
         return None if name is None else plugins.options_class(kind, name)
 
     try:
         return raw.structure(options_of), ()
     except KVFerryErrors as errors:
         return None, errors.errors
+
+
+def _implementation_faults(raw: RawConfig, plugins: LoadedPlugins) -> list[KVFerryError]:
+    """Gate 5 for everything that the configuration chose, each once and at the place of its choice."""
+    faults: dict[tuple[str, str], KVFerryError] = {}
+    for selection in raw.selections:
+        kind, name = _KIND_OF[selection.spec], selection.use
+        if name is None or (kind, name) in faults:
+            continue
+        try:
+            plugins.check_implementation(kind, name)
+        except KVFerryError as error:
+            # A name that nobody provides is a fault of the configuration, and reported as one.
+            if error.kind is ErrorKind.PLUGIN:
+                faults[kind, name] = KVFerryError(
+                    error.what,
+                    kind=error.kind,
+                    where=selection.origin,
+                    why=error.why,
+                    remedy=error.remedy,
+                    retry=error.retry,
+                )
+    return list(faults.values())
+
+
+def _ownerless(selection: Selection, plugins: LoadedPlugins) -> OwnKeys:
+    """A connector's keys without a connector: nothing to add when its plugin is one of the broken."""
+    if any(record.broken for record in plugins.records):
+        return OwnKeys.NOT_JUDGED
+    raise KVFerryError(
+        f"these keys belong to a connector, and no listed plugin provides one: {', '.join(selection.keys)}",
+        kind=ErrorKind.CONFIG,
+        remedy="list the connector's plugin under plugins, or remove the keys",
+        retry=Retry.AFTER_CHANGE,
+    )
 
 
 def _only_connector(plugins: LoadedPlugins) -> str | None:
@@ -215,7 +271,8 @@ def _spec_facts(plugins: LoadedPlugins, config: Config) -> dict[str, Fact]:
     return facts
 
 
-def _waivers(config: Config) -> list[Waiver]:
+def waivers_of(config: Config) -> list[Waiver]:
+    """The section ``waive`` with the place of each entry."""
     facts = config.facts()
     return [
         Waiver(rule_id=rule_id, reason=reason, origin=facts[f"waive.{rule_id}"].origin)

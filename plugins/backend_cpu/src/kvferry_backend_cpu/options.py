@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import field, frozen
 
 from kvferry.api import HugePages
 
@@ -11,4 +11,10 @@ from kvferry.api import HugePages
 class CPUOptions:
     """Own keys in the tier's section; the capacity is core's."""
 
-    huge_pages: HugePages = HugePages.AUTO
+    huge_pages: HugePages = field(
+        default=HugePages.AUTO,
+        metadata={
+            "doc": "auto: huge pages where the kernel gives them; require: refuse to start without them; "
+            "never: do without"
+        },
+    )

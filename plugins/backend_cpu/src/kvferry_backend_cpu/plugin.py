@@ -7,13 +7,10 @@ from collections.abc import Iterable
 from kvferry.api import (
     BackendCapabilities,
     BackendSpec,
-    Fact,
-    HostEnvironment,
     Manifest,
     Rule,
     hookimpl,
 )
-from kvferry_backend_cpu.facts import cpu_memory_facts
 from kvferry_backend_cpu.rules import RULES
 
 MANIFEST = Manifest(
@@ -35,11 +32,6 @@ def kvferry_backends() -> Iterable[BackendSpec]:
             summary="slots in a memory file of this host",
         ),
     )
-
-
-@hookimpl
-def kvferry_facts(env: HostEnvironment) -> Iterable[Fact]:
-    return tuple(cpu_memory_facts(env))
 
 
 @hookimpl

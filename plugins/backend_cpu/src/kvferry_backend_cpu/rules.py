@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from kvferry.api import Check, Example, Known, Path, Rule, Severity
-from kvferry_backend_cpu.facts import AVAILABLE, RESERVED
+
+AVAILABLE = "host.memory_available_bytes"
+RESERVED = "host.huge_pages_reserved_bytes"
 
 _GIB = 1 << 30
 _SHMEM = "host.huge_pages_shmem"

@@ -1,0 +1,46 @@
+"""What a fact means: its type, its unit, and who gives it."""
+
+from __future__ import annotations
+
+import enum
+
+from attrs import frozen
+
+
+class FactKind(enum.Enum):
+    """Type and unit of a fact's value. Closed; the value is how a table names it."""
+
+    SIZE = "size"
+    """Whole number of bytes; written with a unit, such as ``512GiB``."""
+    DURATION = "duration"
+    """Seconds; written with a unit, such as ``30s``."""
+    COUNT = "whole number"
+    NUMBER = "number"
+    FLAG = "true or false"
+    TEXT = "text"
+    TEXTS = "list of texts"
+    MAPPING = "mapping"
+    """Names that the user made up, each with a value. Only a configuration holds such."""
+
+
+class FactSource(enum.Enum):
+    """Who gives a fact."""
+
+    CONFIGURATION = "configuration"
+    PLUGIN = "plugin"
+    """A claim of a spec that the configuration selects."""
+    HOST = "host"
+    """A probe of the machine, or a facts file about it."""
+    ENGINE = "engine"
+    """The engine that starts, or a facts file about it."""
+
+
+@frozen(kw_only=True)
+class FactSpec:
+    """One path of facts. ``*`` in the path stands for the name of a member, such as a tier's."""
+
+    path: str
+    kind: FactKind
+    meaning: str
+    """A few words in lower case without a full stop."""
+    source: FactSource

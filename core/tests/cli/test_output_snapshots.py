@@ -1,0 +1,209 @@
+"""What a reader sees of ``kvferry check`` and ``kvferry rules``, word for word.
+
+The texts are in ``snapshots/``. After a change that is meant, write them anew with
+``KVFERRY_UPDATE_SNAPSHOTS=1`` in the environment of this test, and read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from kvferry import __version__
+
+from .conftest import CommandLine, Ran
+
+FOLDER = Path(__file__).parent / "snapshots"
+UPDATE = "KVFERRY_UPDATE_SNAPSHOTS"
+
+LOUD = """
+    from kvferry.api import Check, Example, Known, Manifest, Rule, Severity, hookimpl
+
+    MANIFEST = Manifest(name="loud", api=">=1.0,<2", rule_prefix="LOUD")
+
+    def rule(number, severity, most, requires=()):
+        return Rule(
+            id=f"LOUD00{number}",
+            severity=severity,
+            when=Known("chunk_tokens"),
+            require=Check(f"chunk_tokens <= {most}", ("chunk_tokens",), lambda tokens: tokens <= most),
+            message="chunks of {chunk_tokens} tokens are too long",
+            fix=f"set chunk_tokens to {most} or less",
+            source="measured: make bench",
+            requires=requires,
+            examples=(
+                Example(facts={"chunk_tokens": most}, passes=True),
+                Example(facts={"chunk_tokens": most + 1}, passes=False),
+            ),
+        )
+
+    @hookimpl
+    def kvferry_rules():
+        return [
+            rule(1, Severity.ERROR, 1024),
+            rule(2, Severity.WARNING, 512, requires=("LOUD001",)),
+            rule(3, Severity.NOTE, 300, requires=(REQUIRED,)),
+        ]
+"""
+CONFIG = """\
+plugins: [backend_tape, loud]
+chunk_tokens: 256
+tiers:
+  cpu: {use: tape, capacity: 8GiB}
+"""
+THERE = """\
+host.memory_bytes: 32GiB
+host.huge_pages_shmem: advise
+native.available: true
+native.why: installed
+"""
+
+
+class Desk:
+    """A shell with a plugin that has a rule of every severity, and a file about another host, so that
+    no text depends on this machine."""
+
+    def __init__(self, shell: CommandLine) -> None:
+        self.shell = shell
+        self.loud("loud", "LOUD002")
+        self.there = shell.write(THERE, "there.yaml")
+
+    def loud(self, name: str, required: str) -> None:
+        """Install the plugin; its last rule requires this id."""
+        plugin = LOUD.replace("REQUIRED", repr(required)).replace('"loud"', repr(name))
+        self.shell.install(f"acme-{name}", name, f"zoo_{name}", plugin)
+
+    def check(self, *texts: str, there: str = THERE) -> Ran:
+        self.shell.write(there, "there.yaml")
+        names = ["c.yaml"] if len(texts) == 1 else [f"{letter}.yaml" for letter in "abcd"]
+        files = [self.shell.write(text, name) for text, name in zip(texts, names, strict=False)]
+        return self.shell.run("check", "--facts", self.there, *files)
+
+
+def tokens(count: int) -> str:
+    return CONFIG.replace("256", str(count))
+
+
+def clean(desk: Desk) -> Ran:
+    sizes = "workers: 1, block_tokens: 128, chunk_bytes: 4MiB"
+    return desk.check(CONFIG, there=THERE + f"engine: {{{sizes}, device: cpu, group_kinds: [full]}}\n")
+
+
+def error_and_what_stands_on_it(desk: Desk) -> Ran:
+    return desk.check(tokens(2048))
+
+
+def warning_and_what_stands_on_it(desk: Desk) -> Ran:
+    return desk.check(tokens(768))
+
+
+def note(desk: Desk) -> Ran:
+    return desk.check(tokens(384))
+
+
+def unverified(desk: Desk) -> Ran:
+    return desk.check(CONFIG, there="native.available: true\n")
+
+
+def waivers_of_every_kind(desk: Desk) -> Ran:
+    waivers = (
+        "waive:\n  LOUD001: the bench wants it\n  LOUD002: later\n  CORE042: a laptop checks this file\n"
+        "  CORE001: no reason helps\n  LOUD9: gone\n  CORE023: no engine here\n"
+    )
+    return desk.check(tokens(2048) + waivers)
+
+
+def template_over_tiers(desk: Desk) -> Ran:
+    return desk.check(CONFIG.replace("8GiB", "8GiB, reel: 12"))
+
+
+def several_files(desk: Desk) -> Ran:
+    one = CONFIG.replace("8GiB", "20GiB") + "instance: x\nmodel_identity: m\n"
+    return desk.check(one, one.replace("256", "300"), CONFIG + "instance: y\n")
+
+
+def several_files_one_at_fault(desk: Desk) -> Ran:
+    return desk.check(CONFIG, CONFIG + "tears: 1\n")
+
+
+def facts_file_with_an_unknown_fact(desk: Desk) -> Ran:
+    return desk.check(CONFIG, there=THERE + "host.memory: 3GiB\nsomething.else: 1\n")
+
+
+def facts_file_with_faults(desk: Desk) -> Ran:
+    return desk.check(CONFIG, there="host.memory_bytes: 32\nchunk_tokens: 2\nengine.workers: two\n")
+
+
+def plugin_faults(desk: Desk) -> Ran:
+    desk.shell.install("acme-bad", "bad", "zoo_bad", "import zoo_missing_library\n")
+    desk.shell.install("acme-odd", "odd", "zoo_odd", "1 / 0\n")
+    listed = "[backend_tape, bad, {name: odd, on_error: skip}, lowd]"
+    return desk.check(CONFIG.replace("[backend_tape, loud]", listed))
+
+
+def rules_at_fault(desk: Desk) -> Ran:
+    desk.loud("circular", "LOUD003")
+    return desk.check(CONFIG.replace("loud", "circular"))
+
+
+def rule_that_requires_what_is_not_there(desk: Desk) -> Ran:
+    desk.loud("dangling", "LOUD01")
+    return desk.check(CONFIG.replace("loud", "dangling"))
+
+
+def configuration_faults(desk: Desk) -> Ran:
+    return desk.check('plugins: [backend_tape]\nchunk_token: 1\ntiers: {cpu: {use: tape, capacity: "8"}}\n')
+
+
+def _on_a_terminal(desk: Desk, columns: int, *words: str) -> Ran:
+    host = evolve(desk.shell.host(), columns=columns)
+    desk.shell.host = lambda: host  # type: ignore[method-assign]
+    return desk.shell.run(*words, "--plugin", "loud", "--plugin", "backend_tape")
+
+
+def rules_at_80_columns(desk: Desk) -> Ran:
+    return _on_a_terminal(desk, 80, "rules")
+
+
+def explanation_at_80_columns(desk: Desk) -> Ran:
+    return _on_a_terminal(desk, 80, "rules", "explain", "LOUD002", "CORE041", "CORE062")
+
+
+CASES: tuple[Callable[[Desk], Ran], ...] = (
+    clean,
+    error_and_what_stands_on_it,
+    warning_and_what_stands_on_it,
+    note,
+    unverified,
+    waivers_of_every_kind,
+    template_over_tiers,
+    several_files,
+    several_files_one_at_fault,
+    facts_file_with_an_unknown_fact,
+    facts_file_with_faults,
+    plugin_faults,
+    rules_at_fault,
+    rule_that_requires_what_is_not_there,
+    configuration_faults,
+    rules_at_80_columns,
+    explanation_at_80_columns,
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_text_is_the_one_that_was_agreed(shell: CommandLine, case: Callable[[Desk], Ran]) -> None:
+    ran = case(Desk(shell))
+    text = f"exit code {ran.code}\n\n{ran.out}{ran.err}".replace(__version__, "VERSION")
+    path = FOLDER / f"{case.__name__}.txt"
+    if os.environ.get(UPDATE) == "1":
+        path.write_text(text)
+    assert path.is_file(), f"there is no snapshot yet; write it with {UPDATE}=1"
+    assert text == path.read_text()
+
+
+def test_every_snapshot_belongs_to_a_case() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == {case.__name__ for case in CASES}

@@ -1,0 +1,99 @@
+"""What the configuration chose of the plugins it lists: judged at its place, before anything is built."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import CONFIG, PARTS, TAPE, CommandLine
+
+CONNECTOR = """
+    from kvferry.api import ConnectorSpec, Manifest, hookimpl
+    MANIFEST = Manifest(name="connector_one", api=">=1", rule_prefix="ONE")
+    @hookimpl
+    def kvferry_connectors():
+        return [ConnectorSpec(name="one", options="zoo_one.parts:Options")]
+"""
+OPTIONS = "from attrs import frozen\n@frozen\nclass Options:\n    load: str = 'async'\n"
+KEYS = "connector: {load: sync, verify: true}\n"
+LISTED = CONFIG.replace("]", ", connector_one]")
+
+
+def test_keys_of_a_connector_whose_plugin_is_missing_are_not_called_unknown(shell: CommandLine) -> None:
+    ran = shell.run("check", shell.write(LISTED + KEYS))
+    assert ran.code == 4
+    assert "plugin 'connector_one' is not installed" in ran.out
+    assert "unknown key" not in ran.out
+    assert ran.out.count("error[") == 1
+
+
+def test_keys_of_a_connector_whose_plugin_is_skipped_do_no_harm(shell: CommandLine) -> None:
+    listed = CONFIG.replace("]", ", {name: connector_one, on_error: skip}]")
+    ran = shell.run("check", shell.write(listed + KEYS))
+    assert ran.code == 0
+    assert "warning[plugin] c.yaml:1:" in ran.out
+
+
+def test_keys_of_a_connector_that_nobody_lists_are_one_clear_fault(shell: CommandLine) -> None:
+    ran = shell.run("check", shell.write(CONFIG + KEYS))
+    assert ran.code == 2
+    assert (
+        "error[config] c.yaml:4:12: connector: these keys belong to a connector, and no listed plugin "
+        "provides one: load, verify\n"
+        "  fix      list the connector's plugin under plugins, or remove the keys\n" in ran.out
+    )
+    assert "unknown key" not in ran.out
+
+
+def test_a_connector_section_without_keys_needs_no_connector(shell: CommandLine) -> None:
+    assert shell.run("check", shell.write(CONFIG + "connector: {}\n")).code == 0
+
+
+def test_keys_of_a_connector_that_is_there_are_judged(shell: CommandLine) -> None:
+    shell.install("acme-one", "connector_one", "zoo_one", CONNECTOR, OPTIONS)
+    ran = shell.run("check", shell.write(LISTED + "connector: {lod: sync}\n"))
+    assert ran.code == 2
+    assert "connector.lod: unknown key\n  fix      did you mean 'load'?" in ran.out
+
+
+def install_unfit(shell: CommandLine) -> None:
+    """Plugin ``bad`` with a backend ``bad`` that cannot be closed."""
+    plugin = TAPE.replace("backend_tape", "bad").replace("TAPE", "BAD").replace("rewind", "wind")
+    plugin = plugin.replace('name="tape"', 'name="bad"').replace("zoo_tape", "zoo_bad")
+    shell.install("acme-bad", "bad", "zoo_bad", plugin, PARTS.replace("def close(self):", "def shut(self):"))
+
+
+@pytest.mark.parametrize("command", ["check", "doctor"])
+def test_an_implementation_that_does_not_fit_is_told_where_it_was_chosen(
+    shell: CommandLine, command: str
+) -> None:
+    install_unfit(shell)
+    text = "plugins: [backend_tape, bad]\ntiers:\n"
+    file = shell.write(
+        text + "  one: {use: tape, capacity: 1GiB}\n  two: {use: bad, capacity: 1GiB, reel: x}\n"
+        "  six: {use: bad, capacity: 1GiB}\n"
+    )
+    shell.environment["KVFERRY_CONFIG"] = file
+    ran = shell.run(command, *([file] if command == "check" else []))
+    assert ran.code == 4
+    # Once, though two tiers chose it, and beside what is wrong with their keys.
+    said = "error[plugin] c.yaml:4:14: backend 'bad' of plugin 'bad' (acme-bad 1.0) does not fit the contract"
+    assert ran.out.count("does not fit the contract") == 1
+    assert said in ran.out
+    assert "zoo_bad.parts.Backend has no method close()" in ran.out
+    assert "c.yaml:4:41: tiers.two.reel: expected a whole number" in ran.out
+
+
+def test_showing_a_configuration_imports_no_implementation(shell: CommandLine) -> None:
+    install_unfit(shell)
+    file = shell.write("plugins: [bad]\ntiers: {two: {use: bad, capacity: 1GiB}}\n")
+    assert shell.run("config", "show", file).code == 0
+    assert shell.run("check", file).code == 4
+
+
+def test_one_missing_module_behind_options_and_implementation_is_told_once(shell: CommandLine) -> None:
+    plugin = TAPE.replace("backend_tape", "bad").replace("zoo_tape.parts", "zoo_nowhere.parts")
+    shell.install("acme-bad", "bad", "zoo_bad", plugin)
+    file = shell.write("plugins: [bad]\ntiers: {one: {use: tape, capacity: 1GiB}}\n")
+    ran = shell.run("check", file)
+    assert ran.code == 4
+    assert ran.out.count("there is no module 'zoo_nowhere.parts'") == 1
