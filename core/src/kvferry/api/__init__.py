@@ -1,5 +1,7 @@
 """The stable surface: what plugins are written against. Imports nothing else of kvferry."""
 
+from kvferry.api.backend import Backend
+from kvferry.api.chunk_header import ChunkHeader
 from kvferry.api.command import Command
 from kvferry.api.errors import ErrorKind, KVFerryError, KVFerryErrors, Retry
 from kvferry.api.eviction import (
@@ -11,6 +13,7 @@ from kvferry.api.eviction import (
     NotEnough,
     QuotaPolicy,
 )
+from kvferry.api.facts import FactKind, FactSource, FactSpec
 from kvferry.api.hooks import ENTRY_POINT_GROUP, PROJECT, KVFerryHooks, hookimpl, hookspec
 from kvferry.api.keys import (
     DIGEST_BYTES,
@@ -41,6 +44,7 @@ from kvferry.api.rules import (
     Known,
     Path,
     Rule,
+    Scope,
     Severity,
     Truth,
 )
@@ -59,12 +63,18 @@ from kvferry.api.specs import (
     SourceSpec,
     StagingSpec,
 )
+from kvferry.api.threaded import ThreadedBackend
+from kvferry.api.tickets import DeleteStatus, ItemResult, ProbeStatus, ReadStatus, Ticket, WriteStatus
 from kvferry.api.units import (
+    UNLIMITED,
+    ByteLimit,
     ByteSize,
     Duration,
     format_duration,
+    format_limit,
     format_size,
     parse_duration,
+    parse_limit,
     parse_size,
 )
 from kvferry.api.version import API_VERSION
@@ -76,23 +86,28 @@ __all__ = [
     "KEY_FORMAT_VERSION",
     "NO_PARENT",
     "PROJECT",
+    "UNLIMITED",
     "AddressableBackend",
     "Always",
     "AnySpec",
     "Arena",
     "ArenaFactory",
     "ArenaOptions",
+    "Backend",
     "BackendCapabilities",
     "BackendContext",
     "BackendSpec",
+    "ByteLimit",
     "ByteSize",
     "ChannelSpec",
     "Check",
+    "ChunkHeader",
     "ChunkKey",
     "Claim",
     "Command",
     "CommandSpec",
     "ConnectorSpec",
+    "DeleteStatus",
     "DeviceSpec",
     "Duration",
     "EntryView",
@@ -103,10 +118,14 @@ __all__ = [
     "Example",
     "Expression",
     "Fact",
+    "FactKind",
+    "FactSource",
+    "FactSpec",
     "Facts",
     "GroupGeometry",
     "HostEnvironment",
     "HugePages",
+    "ItemResult",
     "KVFerryError",
     "KVFerryErrors",
     "KVFerryHooks",
@@ -117,20 +136,28 @@ __all__ = [
     "MemoryKind",
     "NotEnough",
     "Path",
+    "ProbeStatus",
     "QuotaPolicy",
+    "ReadStatus",
     "Region",
     "Retry",
     "Rule",
+    "Scope",
     "Severity",
     "ShardLayout",
     "SourceSpec",
     "Span",
     "StagingSpec",
+    "ThreadedBackend",
+    "Ticket",
     "Truth",
+    "WriteStatus",
     "format_duration",
+    "format_limit",
     "format_size",
     "hookimpl",
     "hookspec",
     "parse_duration",
+    "parse_limit",
     "parse_size",
 ]

@@ -18,7 +18,8 @@ class EntryView:
     ``id`` is small, dense and reused after ``remove``. ``parent`` is the id of the chunk before it,
     which is resident as long as this one is, or ``NO_PARENT``. ``depth`` counts chunks from the start
     of the prompt (0 is the head). ``size`` is in the unit of ``evict``'s ``need``: slots, in a tier
-    of equal slots. ``owner`` is the cache salt.
+    of equal slots. ``owner`` is the cache salt. ``key`` is the digest of the chunk: what stays the
+    same when it goes and comes back under another id.
     """
 
     id: int
@@ -26,6 +27,7 @@ class EntryView:
     depth: int
     size: int
     owner: str
+    key: bytes
 
 
 class Claim(enum.Enum):

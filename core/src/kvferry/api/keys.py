@@ -21,8 +21,8 @@ _TEXT_LENGTH = 105  # two halves of 52 characters and the full stop
 class GroupGeometry:
     """One KV cache group of the whole model, before any parallel split.
 
-    ``kind`` is ``full`` (full attention), ``sliding`` (with ``window`` tokens), ``mla`` or
-    ``state``.
+    ``kind`` is ``full`` (full attention), ``sliding`` (tokens attend to ``window`` tokens, themselves
+    included), ``mla`` (one latent instead of K and V; ``kv_heads`` is 1) or ``state``.
     """
 
     kind: str
@@ -45,8 +45,10 @@ class KVGeometry:
 class ShardLayout:
     """One rank's share of the KV cache and how it is arranged.
 
-    Compared between peers; never part of a key. ``page_bytes[g]`` is the size of one block of one
-    layer of group ``g`` on this rank, ``layers[g]`` how many layers of the group live here.
+    Compared between peers; never part of a key. Per group ``g``: a block has ``block_tokens[g]`` tokens,
+    ``page_bytes[g]`` is the size of one block of one layer on this rank, ``layers[g]`` how many layers
+    of the group live here. ``replicated[g]`` says that every tensor-parallel rank holds the same bytes,
+    like MLA's latents, not a share of the heads.
     """
 
     tp_size: int
@@ -54,10 +56,11 @@ class ShardLayout:
     pp_size: int
     pp_rank: int
     arrangement: str
-    """``fused`` (K and V in one page) or ``split`` (separate K and V pages)."""
-    block_tokens: int
+    """``fused`` (K and V in one page, or a latent) or ``split`` (separate K and V pages)."""
+    block_tokens: tuple[int, ...]
     page_bytes: tuple[int, ...]
     layers: tuple[int, ...]
+    replicated: tuple[bool, ...]
 
 
 class ChunkKey(NamedTuple):

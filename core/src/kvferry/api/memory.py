@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
+
+from kvferry.api.errors import ErrorKind, KVFerryError
 
 
 class MemoryKind(enum.Enum):
@@ -89,6 +93,41 @@ class BackendContext:
     rank: int
     """The worker's rank in its instance, from 0."""
     make_arena: ArenaFactory
+    world_size: int = 1
+    """How many ranks the instance has."""
+    instance: str = ""
+    """Which instance this is; stays the same over restarts."""
+    namespace: bytes = b""
+    """First half of the keys of this instance. A store may hold chunks of others."""
+    shard: bytes = b""
+    """What a rank's bytes depend on beside the key: a digest of its :class:`ShardLayout`. The same
+    key means other bytes on a rank of another shard."""
+    regions: Mapping[str, Region] = field(factory=dict)
+    """The memory that spans may name. Regions may be added while the backend is open."""
+    clock: Callable[[], float] = time.monotonic
+    """Deadlines are times of this clock, in seconds."""
+    operation_seconds: float = 10.0
+    """How long something may take for which the contract gives no deadline, for example to connect."""
+
+    def view(self, span: Span) -> memoryview:
+        """The bytes of ``span``, writable, without a copy. Any thread.
+
+        Raises :class:`kvferry.api.KVFerryError` (``INTERNAL``) for a span outside its region and for
+        memory that is not the host's.
+        """
+        region = self.regions.get(span.region)
+        why = ""
+        if region is None:
+            why = f"there is no region {span.region!r}"
+        elif region.kind is not MemoryKind.HOST:
+            why = f"the region {span.region!r} is memory of a device"
+        elif span.offset < 0 or span.length < 0 or span.offset + span.length > region.length:
+            why = f"the region {span.region!r} has {region.length} bytes"
+        if region is None or why:
+            raise KVFerryError(f"{span} cannot be looked at", kind=ErrorKind.INTERNAL, why=why)
+        block = (ctypes.c_ubyte * span.length).from_address(region.address + span.offset)
+        block.keep_alive = region.keep_alive  # type: ignore[attr-defined]  # as long as the view
+        return memoryview(block).cast("B")
 
 
 class AddressableBackend(Protocol):

@@ -19,9 +19,9 @@ from kvferry.control.keys import KeyChain
 from kvferry.runtime.requests import LoadMode, RequestOptions, RequestState
 from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry.runtime.worker import WorkerRuntime
-from kvferry.testing.fake_blocks import FakeBlocks
 from kvferry.testing.fake_memory import FakeMemory, TokenHistory
 from kvferry.testing.fake_requests import Batch, FakeRequest, ScheduledRequest, Status
+from kvferry.testing.fake_tables import FakeTables, Tables
 from kvferry.testing.fake_workers import FakeWorkers
 
 NewChain = Callable[[str, LoRAIdentity | None], KeyChain]
@@ -36,14 +36,21 @@ class EngineSettings:
     """
 
     blocks: int = 64
-    """Per KV cache group."""
+    """Per KV cache group; all groups share them, and block 0 comes on top."""
     block_tokens: int = 4
+    """Of groups without a number of their own."""
+    reuse_at_once: bool = False
+    """Blocks that were freed last are handed out first."""
     step_tokens: int = 64
     running: int = 4
     prefix_cache: bool = True
     overlapping: bool = False
     load_mode: LoadMode = LoadMode.ASYNC
     quick_load_tokens: int = 0
+
+    def pool_blocks(self, groups: int) -> int:
+        """Blocks that the memory of an engine with so many groups must have."""
+        return 1 + groups * self.blocks
 
 
 class FakeEngine:
@@ -59,14 +66,16 @@ class FakeEngine:
         scheduler: SchedulerRuntime,
         workers: Sequence[WorkerRuntime],
         memories: Sequence[FakeMemory],
-        groups: int,
         new_chain: NewChain,
     ) -> None:
         self.settings = settings
         self.scheduler = scheduler
-        self.workers = FakeWorkers(workers, memories, settings.block_tokens)
-        self.pools = tuple(
-            FakeBlocks(settings.blocks, prefix_cache=settings.prefix_cache) for _ in range(groups)
+        self.workers = FakeWorkers(workers, memories)
+        shapes = memories[0].shapes
+        blocks = settings.pool_blocks(len(shapes))
+        assert all(memory.blocks >= blocks for memory in memories), "the memory is smaller than the pool"
+        self.tables = FakeTables(
+            shapes, blocks, prefix_cache=settings.prefix_cache, reuse_at_once=settings.reuse_at_once
         )
         self.admit: Callable[[FakeRequest], bool] = lambda _: True
         self.requests: dict[str, FakeRequest] = {}
@@ -80,7 +89,8 @@ class FakeEngine:
         self._new_chain = new_chain
         self._batches: deque[Batch] = deque()
         self._preempted: list[str] = []
-        self._deferred: deque[tuple[int, tuple[list[int], ...]]] = deque()
+        self._deferred: deque[tuple[int, Tables]] = deque()
+        self._lent: list[list[int]] = []
         self._scheduled_batches = 0
         self._processed_batches = 0
         self._failures_seen: dict[int, int] = {}
@@ -108,9 +118,10 @@ class FakeEngine:
             salt=salt,
             options=options or RequestOptions(),
             chain=self._new_chain(salt, None),
-            blocks=self._no_blocks(),
+            blocks=self.tables.empty(),
         )
-        assert self._blocks_for(request.total_tokens) <= self.settings.blocks, "it could never run"
+        most = self.settings.pool_blocks(len(request.blocks)) - 1
+        assert self.tables.blocks_for(request.total_tokens) <= most, "it could never run"
         self.requests[request.id] = request
         self.waiting.append(request)
         self.scheduler.add_request(
@@ -146,15 +157,34 @@ class FakeEngine:
         assert not self.loading
         while self.running:
             self.preempt(self.running[-1])
-        for pool in self.pools:
-            pool.forget_all()
+        self.forget_prefixes()
         self.weights += 1
         for request in self.waiting:
             request.truth = self._history(request.tokens, request.salt)
         self.scheduler.clear()
 
+    def forget_prefixes(self) -> None:
+        """Drop the engine's own prefix cache."""
+        self.tables.pool.forget_all()
+
+    def lend(self, count: int) -> None:
+        """Another connector loads into up to ``count`` free blocks, for a request of its own.
+
+        :meth:`take_back` ends all of that.
+        """
+        pool = self.tables.pool
+        self._made += 1
+        self._lent.append(pool.take(min(count, pool.free)))
+        tables = [self._lent[-1], *([] for _ in self.tables.shapes[1:])]
+        self.scheduler.allocated(f"stranger-{self._made}", 0, tables)
+
+    def take_back(self) -> None:
+        while self._lent:
+            self.tables.pool.give_back(self._lent.pop())
+
     def run(self, most_steps: int = 3000) -> None:
         """Step until every request has ended and every block is back."""
+        self.take_back()
         for _ in range(most_steps):
             if not self.requests and not self._batches:
                 self.step()  # delivers what was planned at the last request's end
@@ -169,7 +199,7 @@ class FakeEngine:
     def check_idle(self) -> None:
         """Every block is back where it came from."""
         assert not self._deferred
-        assert [pool.used for pool in self.pools] == [0] * len(self.pools)
+        assert self.tables.pool.used == 0
         self.workers.check_idle()
 
     # -- one step -------------------------------------------------------------------------------
@@ -240,11 +270,12 @@ class FakeEngine:
                 [list(table) for table in request.blocks] if new else fresh[request.id],
                 replace_blocks=new,
                 known_tokens=len(request.tokens),
+                computed_before=item.first,
             )
         plan = self.scheduler.step_plan([item.request.id for item in scheduled])
         if scheduled:
             self._scheduled_batches += 1
-        stale = [pool.take_stale() for pool in self.pools]
+        stale = self.tables.pool.take_stale()
         return Batch(plan, dict(self._failures_seen), scheduled, synchronous, stale)
 
     def _remaining(self, request: FakeRequest) -> int:
@@ -271,32 +302,32 @@ class FakeEngine:
             self._loaded(request)
         if request.stale:
             return 0, False
-        size = self.settings.block_tokens
-        local: list[tuple[int, ...]] = []
+        local_tokens, local = 0, self.tables.empty()
         external = 0
         if request.computed == 0:
-            local = self._local_hit(request)
+            local_tokens, local = self.tables.local_hit(request.truth, len(request.tokens))
             external = self.scheduler.match(
-                request.id, len(local) * size, request.preemptions, len(request.tokens)
+                request.id, local_tokens, request.preemptions, len(request.tokens)
             )
-            self._check_hit(request, len(local) * size, external)
-        start = request.computed or len(local) * size + external
+            self._check_hit(request, local_tokens, external)
+        start = request.computed or local_tokens + external
         later = external > 0 and self.scheduler.loads_beside(request.id)
         count = 0 if later else min(len(request.tokens) - start, budget)
-        if not self.admit(request) or not self._allocate(request, local, start + count, later):
+        if not self.admit(request) or not self._allocate(request, local, start, start + count, later):
             return None
         self.scheduler.allocated(request.id, external, request.blocks)
         if request in self.waiting:
             self.waiting.remove(request)
         request.computed = start
         if external:
-            request.local_tokens, request.external_tokens = len(local) * size, external
+            request.local_tokens, request.external_tokens = local_tokens, external
             request.loading_ranks = set(range(self.workers.world_size))
             request.hits.append(external)
         if later:
             request.status, request.received, request.load_failed = Status.LOADING, False, False
             self.loading.append(request)
             return 0, False
+        assert not external or not self.workers.by_request, "its failure could not be told"
         if request in self.loading:
             self.loading.remove(request)
         request.status = Status.RUNNING
@@ -305,64 +336,43 @@ class FakeEngine:
         return count, external > 0
 
     def _check_hit(self, request: FakeRequest, local: int, external: int) -> None:
-        size = self.settings.block_tokens
         assert external >= 0
-        assert external % size == 0, f"a hit of {external} tokens does not end at a block"
+        assert external % self.tables.grain == 0, f"a hit of {external} tokens does not end at a block"
         assert local + external < len(request.tokens), "nothing is left to compute"
         assert not external or request.options.load
-
-    def _local_hit(self, request: FakeRequest) -> list[tuple[int, ...]]:
-        size = self.settings.block_tokens
-        found: list[tuple[int, ...]] = []
-        for end in range(size, len(request.tokens), size):
-            content = request.truth.state(end)
-            blocks = [pool.find(content) for pool in self.pools]
-            if None in blocks:
-                break
-            found.append(tuple(block for block in blocks if block is not None))
-        return found
 
     def _history(self, tokens: Sequence[int], salt: str) -> TokenHistory:
         return TokenHistory(tokens, f"{salt} with weights {self.weights}")
 
     # -- blocks ---------------------------------------------------------------------------------
 
-    def _no_blocks(self) -> tuple[list[int], ...]:
-        return tuple([] for _ in self.pools)
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.settings.block_tokens)
-
-    def _allocate(
-        self, request: FakeRequest, local: Sequence[tuple[int, ...]], tokens: int, later: bool
-    ) -> bool:
+    def _allocate(self, request: FakeRequest, local: Tables, start: int, tokens: int, later: bool) -> bool:
         """All blocks or none. A load holds its blocks without running, so it is only admitted when
         it, and all that were admitted so before, can run to their end."""
-        held = len(request.blocks[0])
-        missing = self._blocks_for(tokens) - held - len(local)
+        tables = self.tables
         reserved = 0
         if later:
-            missing_to_end = self._blocks_for(request.total_tokens) - self._blocks_for(tokens)
-            reserved = missing_to_end + sum(
-                self._blocks_for(other.total_tokens) - len(other.blocks[0]) for other in self.loading
-            )
-        for number, pool in enumerate(self.pools):
-            free = pool.free - sum(pool.is_free(row[number]) for row in local)
-            if free < missing + reserved:
+            reserved = tables.blocks_for(request.total_tokens) - tables.blocks_for(tokens)
+            reserved += sum(tables.missing(other.blocks, other.total_tokens) for other in self.loading)
+        if any(request.blocks):
+            tables.leave_behind(request.blocks, start)
+            if tables.pool.free < tables.missing(request.blocks, tokens) + reserved:
                 return False
-        for number, pool in enumerate(self.pools):
-            for row in local:
-                pool.share(row[number])
-                request.blocks[number].append(row[number])
-            request.blocks[number].extend(pool.take(missing))
+            tables.grow(request.blocks, tokens)
+            return True
+        admitted = tables.admit(local, start, tokens, reserved)
+        if admitted is None:
+            return False
+        request.blocks = admitted
         return True
 
     def _make_room(self, request: FakeRequest, tokens: int) -> tuple[bool, bool]:
         """Preempt the youngest until the request can go on: whether it can, whether any had to."""
         preempted = False
+        # What a batch in flight may still attend to is kept.
+        self.tables.leave_behind(request.blocks, request.computed - request.in_flight)
         while True:
-            missing = self._blocks_for(tokens) - len(request.blocks[0])
-            if all(pool.free >= missing for pool in self.pools):
+            if self.tables.pool.free >= self.tables.missing(request.blocks, tokens):
                 return True, preempted
             victim = self.running[-1]
             if victim.last_batch > self._processed_batches:
@@ -374,19 +384,12 @@ class FakeEngine:
                 return False, True
 
     def _extend(self, request: FakeRequest, tokens: int) -> tuple[list[int], ...] | None:
-        missing = self._blocks_for(tokens) - len(request.blocks[0])
-        new = tuple(pool.take(missing) for pool in self.pools) if missing > 0 else None
-        for table, more in zip(request.blocks, new or (), strict=False):
-            table.extend(more)
+        new = self.tables.grow(request.blocks, tokens)
         self._remember(request, min(tokens, len(request.tokens)))
         return new
 
     def _remember(self, request: FakeRequest, tokens: int) -> None:
-        size = self.settings.block_tokens
-        for index in range(tokens // size):
-            content = request.truth.state((index + 1) * size)
-            for pool, table in zip(self.pools, request.blocks, strict=True):
-                pool.remember(table[index], content)
+        self.tables.remember(request.blocks, request.truth, tokens)
 
     def _preempt(self, request: FakeRequest) -> None:
         request.stale = request.in_flight
@@ -398,23 +401,22 @@ class FakeEngine:
         self._preempted.append(request.id)
 
     def _free(self, request: FakeRequest) -> None:
-        blocks, request.blocks = request.blocks, self._no_blocks()
+        blocks, request.blocks = request.blocks, self.tables.empty()
         if self.settings.overlapping and request.last_batch > self._processed_batches:
             # A batch in flight may still write them, and a load would not wait for it.
             self._deferred.append((self._scheduled_batches, blocks))
             return
-        self._return(blocks)
-
-    def _return(self, blocks: tuple[list[int], ...]) -> None:
-        for pool, table in zip(self.pools, blocks, strict=True):
-            pool.give_back(table)
+        self.tables.give_back(blocks)
 
     # -- ends -----------------------------------------------------------------------------------
 
     def _finish(self, request: FakeRequest, *, still_loading: bool) -> None:
         request.status = Status.FINISHED
-        covered = self._blocks_for(max(0, request.computed))
-        tables = [table[:covered] for table in request.blocks]
+        self.tables.leave_behind(request.blocks, request.computed - request.in_flight)
+        tables = [
+            table[: -(-max(0, request.computed) // shape.block_tokens)]
+            for shape, table in zip(self.tables.shapes, request.blocks, strict=True)
+        ]
         held = self.scheduler.finished(
             request.id, tables, request.computed - request.in_flight, len(request.tokens)
         )
@@ -442,7 +444,7 @@ class FakeEngine:
         if not batch.empty:
             self._processed_batches += 1
             while self._deferred and self._deferred[0][0] <= self._processed_batches:
-                self._return(self._deferred.popleft()[1])
+                self.tables.give_back(self._deferred.popleft()[1])
         self._handle_failures(batch)
         for item in batch.scheduled:
             self._deliver(item)
@@ -468,9 +470,7 @@ class FakeEngine:
             return
         if request.status is Status.FINISHED:
             return
-        assert item.wrong is None, (
-            f"wrong output: {request.id} read wrong bytes in block {item.wrong} of its table"
-        )
+        assert not item.wrong, f"wrong output: {request.id} read wrong bytes in {item.wrong}"
         if not item.samples:
             return
         request.expected -= 1
@@ -488,17 +488,18 @@ class FakeEngine:
                 request.load_failed = True
         if not batch.invalid:
             return
-        assert len(self.pools) == 1, "block numbers mean nothing with several groups"
+        assert not self.workers.by_request, "block numbers mean nothing with several groups or a window"
+        size = self.settings.block_tokens
         for request in [*self.loading, *self.running]:
-            reach = self._blocks_for(request.computed - request.in_flight)
+            reach = -(-max(0, request.computed - request.in_flight) // size)
             bad = [index for index, block in enumerate(request.blocks[0][:reach]) if block in batch.invalid]
             if not bad:
                 continue
             self.failures += 1
             request.failures.append(frozenset(bad))
-            request.computed = min(bad) * self.settings.block_tokens
+            request.computed = min(bad) * size
             if request.status is Status.LOADING:
                 request.load_failed = True
             else:
                 request.stale, request.expected = request.in_flight, 0
-                self.pools[0].forget(request.blocks[0][min(bad) :])
+                self.tables.pool.forget(request.blocks[0][min(bad) :])

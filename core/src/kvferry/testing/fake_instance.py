@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from attrs import define, field
 
@@ -18,6 +19,8 @@ from kvferry.data.copy import NumpyCopier, SpanCopier
 from kvferry.data.engine_side import EngineSide
 from kvferry.data.store_side import StoreSide
 from kvferry.runtime.address import MeetingPlace
+from kvferry.runtime.admin import TierCard
+from kvferry.runtime.grain import Grain, GroupShape
 from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry.runtime.worker import WorkerRuntime
 from kvferry.testing.backends import MemoryBackend, MemoryOptions
@@ -40,6 +43,10 @@ class InstanceSettings:
     save_generated: bool = True
     verify: bool = False
     engine_id: str = "fake"
+
+    @property
+    def shapes(self) -> tuple[GroupShape, ...]:
+        return tuple(group.shape(self.engine.block_tokens) for group in self.groups)
 
 
 @define
@@ -109,11 +116,14 @@ def open_fake_instance(
     make_copier: MakeCopier = numpy_copier,
     policy: EvictionPolicy | None = None,
     watch: Callable[[CacheManager], object] | None = None,
+    manager_options: Mapping[str, Any] | None = None,
+    card: str = "",
 ) -> Iterator[FakeInstance]:
     """Open all of it, workers known and ready, and close all of it.
 
     ``folder`` must have a short path: a socket lies in it. ``watch`` is told of the manager, for a
-    guard that looks for leaks.
+    guard that looks for leaks. ``manager_options`` are further arguments of the manager; ``card`` is
+    what operators read.
     """
     settings = settings or InstanceSettings()
     engine = settings.engine
@@ -121,10 +131,11 @@ def open_fake_instance(
     manager = CacheManager(
         capacity=settings.slots,
         chunk_tokens=chunk_tokens,
-        block_tokens=engine.block_tokens,
+        block_tokens=Grain.of(chunk_tokens, settings.shapes).block,
         policy=policy or LRU(),
         lease_seconds=60.0,
         write_seconds=60.0,
+        **(manager_options or {}),
     )
     if watch is not None:
         watch(manager)
@@ -134,21 +145,22 @@ def open_fake_instance(
             MeetingPlace(settings.engine_id, str(folder), {}),
             world_size=settings.world_size,
             fingerprint="fake",
-            block_tokens=engine.block_tokens,
             chunk_tokens=chunk_tokens,
-            groups=len(settings.groups),
+            groups=settings.shapes,
             load_mode=engine.load_mode,
             quick_load_tokens=engine.quick_load_tokens,
             save_generated=settings.save_generated,
+            tier=TierCard(name="memory", slot_bytes=(manager_options or {}).get("slot_bytes", 0)),
+            card=card,
+            events=bool((manager_options or {}).get("events")),
         )
         scheduler.open()
         stack.callback(scheduler.close)
         memories = []
         workers = []
         for rank in range(settings.world_size):
-            memory = FakeMemory(
-                settings.groups, blocks=engine.blocks, block_tokens=engine.block_tokens, rank=rank
-            )
+            blocks = engine.pool_blocks(len(settings.groups))
+            memory = FakeMemory(settings.groups, blocks=blocks, block_tokens=engine.block_tokens, rank=rank)
             worker = _worker(folder, settings, memory, rank, make_copier)
             worker.open()
             stack.callback(worker.close)
@@ -156,7 +168,7 @@ def open_fake_instance(
             workers.append(worker)
         new_chain = key_chains(settings)
         instance = FakeInstance(
-            FakeEngine(engine, scheduler, workers, memories, len(settings.groups), new_chain),
+            FakeEngine(engine, scheduler, workers, memories, new_chain),
             scheduler,
             tuple(workers),
             manager,
@@ -192,11 +204,12 @@ def key_chains(settings: InstanceSettings) -> Callable[[str, LoRAIdentity | None
     geometry = KVGeometry(
         groups=tuple(
             GroupGeometry(
-                kind="full",
+                kind=group.kind,
                 layers=group.layers,
                 kv_heads=group.heads,
                 head_size=group.head_bytes,
                 dtype="uint8",
+                window=group.window,
             )
             for group in settings.groups
         ),

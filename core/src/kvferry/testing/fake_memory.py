@@ -9,6 +9,7 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from kvferry.data.engine_side import EngineGroup, PagePlane
+from kvferry.runtime.grain import GroupShape
 
 Histories = NDArray[np.uint64]
 """One number per token that stands for the token and everything before it."""
@@ -71,7 +72,9 @@ class FakeGroup:
     """One KV cache group of a fake engine, on one rank.
 
     ``fused`` pages hold K and V of a layer side by side: (blocks, heads, block tokens, 2 x head
-    bytes). Otherwise K and V are planes of their own. ``gap`` bytes lie between pages.
+    bytes). Otherwise K and V are planes of their own. A ``latent`` has neither K and V nor heads, like
+    MLA's. ``gap`` bytes lie between pages. ``block_tokens`` are the engine's, unless the group has its
+    own; tokens attend to ``window`` tokens, or to all.
     """
 
     layers: int = 2
@@ -79,15 +82,32 @@ class FakeGroup:
     head_bytes: int = 4
     fused: bool = True
     gap: int = 0
+    latent: bool = False
+    window: int | None = None
+    block_tokens: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.latent and self.heads != 1:
+            raise ValueError(f"a latent has one head, not {self.heads}")
+
+    @property
+    def kind(self) -> str:
+        if self.window is not None:
+            return "sliding"
+        return "mla" if self.latent else "full"
 
     @property
     def planes(self) -> int:
-        return self.layers if self.fused else 2 * self.layers
+        return self.layers if self.fused or self.latent else 2 * self.layers
 
     @property
     def width(self) -> int:
         """Bytes of one cell: one token and head in one plane."""
-        return 2 * self.head_bytes if self.fused else self.head_bytes
+        return 2 * self.head_bytes if self.fused and not self.latent else self.head_bytes
+
+    def shape(self, block_tokens: int) -> GroupShape:
+        """What the control plane knows of it, in an engine with blocks of so many tokens."""
+        return GroupShape(self.block_tokens or block_tokens, self.window)
 
 
 @frozen
@@ -117,25 +137,24 @@ class _Pages:
 class FakeMemory:
     """The paged KV memory of one rank, poisoned wherever nothing valid stands.
 
-    Blocks are numbered per group. Everything the engine does goes through methods, so whatever else
-    changed the memory shows in :meth:`strays`.
+    Block numbers are common to all groups, and each belongs to one of them at a time. Everything the
+    engine does goes through methods, so whatever else changed the memory shows in :meth:`strays`.
     """
 
     def __init__(self, groups: Sequence[FakeGroup], *, blocks: int, block_tokens: int, rank: int = 0) -> None:
-        self.block_tokens = block_tokens
         self.blocks = blocks
+        self.shapes = tuple(group.shape(block_tokens) for group in groups)
         self._groups = tuple(
-            _pages(shape, blocks, block_tokens, np.random.default_rng((rank, number)))
-            for number, shape in enumerate(groups)
+            _pages(group, blocks, shape.block_tokens, np.random.default_rng((rank, number)))
+            for number, (group, shape) in enumerate(zip(groups, self.shapes, strict=True))
         )
 
     def engine_groups(self) -> tuple[EngineGroup, ...]:
         """What a worker registers."""
         return tuple(
             EngineGroup(
-                kind="full",
-                block_tokens=self.block_tokens,
-                planes=tuple(_planes(number, pages, self.blocks, self.block_tokens)),
+                block_tokens=pages.block_tokens,
+                planes=tuple(_planes(number, pages, self.blocks)),
             )
             for number, pages in enumerate(self._groups)
         )
@@ -154,19 +173,21 @@ class FakeMemory:
         return bool(np.array_equal(found, pages.content(histories)))
 
     def first_wrong(self, group: int, table: Sequence[int], histories: Histories) -> int | None:
-        """Index of the first block of a block table that does not hold its part of the histories."""
-        size = self.block_tokens
-        for index in range(-(-len(histories) // size)):
+        """Index of the first block of a block table that does not hold its part of the histories,
+        among those that the token after the histories attends to."""
+        shape = self.shapes[group]
+        size = shape.block_tokens
+        for index in range(shape.first_needed(len(histories)), -(-len(histories) // size)):
             part = histories[index * size : (index + 1) * size]
             if not self.right(group, table[index], part):
                 return index
         return None
 
-    def poison(self, group: int, block: int) -> None:
-        """Somebody else owns the block now."""
-        pages = self._groups[group]
-        for memory in (pages.memory, pages.shadow):
-            pages.cells(memory)[:, block] = _POISON
+    def poison(self, block: int) -> None:
+        """Somebody else owns the block now, in whatever group."""
+        for pages in self._groups:
+            for memory in (pages.memory, pages.shadow):
+                pages.cells(memory)[:, block] = _POISON
 
     def accept(self, group: int, block: int) -> None:
         """What a load wrote into this block is part of the engine's memory from now on."""
@@ -181,7 +202,7 @@ class FakeMemory:
         found = []
         for number, pages in enumerate(self._groups):
             differ = (pages.memory != pages.shadow).any(axis=(0, 2))
-            page = pages.shape.heads * self.block_tokens * pages.shape.width
+            page = pages.shape.heads * pages.block_tokens * pages.shape.width
             gaps = (pages.memory[:, :, page:] != _GAP).any(axis=(0, 2))
             found += [
                 f"group {number} block {block}"
@@ -199,15 +220,15 @@ def _pages(shape: FakeGroup, blocks: int, block_tokens: int, random: np.random.G
     return _Pages(shape, memory, memory.copy(), key, block_tokens)
 
 
-def _planes(number: int, pages: _Pages, blocks: int, block_tokens: int) -> Iterator[PagePlane]:
+def _planes(number: int, pages: _Pages, blocks: int) -> Iterator[PagePlane]:
     stride = pages.memory.shape[2]
     for plane in range(pages.shape.planes):
-        layer = plane if pages.shape.fused else plane // 2
+        layer = plane * pages.shape.layers // pages.shape.planes
         yield PagePlane(
             layer=f"group{number}.layer{layer}",
             address=pages.memory.ctypes.data + plane * blocks * stride,
             stride=stride,
-            page_bytes=pages.shape.heads * block_tokens * pages.shape.width,
+            page_bytes=pages.shape.heads * pages.block_tokens * pages.shape.width,
             blocks=blocks,
             keep_alive=pages.memory,
         )

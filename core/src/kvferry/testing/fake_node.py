@@ -76,9 +76,14 @@ class Node:
         if name == "step_plan":
             return self._runtime.step_plan(arguments[0])
         if name == "scheduled":
-            computed, blocks, replace, known = arguments
+            computed, blocks, replace, known, before = arguments
             return self._runtime.scheduled(
-                request_id, computed, blocks, replace_blocks=replace, known_tokens=known
+                request_id,
+                computed,
+                blocks,
+                replace_blocks=replace,
+                known_tokens=known,
+                computed_before=before,
             )
         if name == "statistics":
             totals, manager = self._runtime.statistics()
@@ -120,9 +125,8 @@ def main(path: str, folder: str, slot_bytes: int) -> None:
         MeetingPlace("node", folder, {}),
         world_size=1,
         fingerprint="fake",
-        block_tokens=BLOCK,
         chunk_tokens=CHUNK,
-        groups=1,
+        groups=SETTINGS.shapes,
         load_mode=LoadMode.ASYNC,
         save_generated=True,
     )

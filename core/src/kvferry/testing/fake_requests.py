@@ -9,6 +9,7 @@ from attrs import define, field
 
 from kvferry.control.keys import KeyChain
 from kvferry.data.plans import StepPlan
+from kvferry.runtime.grain import GroupShape
 from kvferry.runtime.requests import RequestOptions
 from kvferry.testing.fake_memory import TokenHistory
 
@@ -63,9 +64,11 @@ class FakeRequest:
         """The request ran to its end, not to an abort."""
         return self.status is Status.FINISHED and len(self.tokens) == self.total_tokens
 
-    def load_rows(self, block_tokens: int) -> range:
-        first = self.local_tokens // block_tokens
-        return range(first, first + self.external_tokens // block_tokens)
+    def load_rows(self, shape: GroupShape) -> range:
+        """Indexes of the blocks of a group that the load is to fill."""
+        end = self.local_tokens + self.external_tokens
+        first = max(self.local_tokens // shape.block_tokens, shape.first_needed(end))
+        return range(first, end // shape.block_tokens)
 
 
 @define(eq=False)
@@ -77,8 +80,8 @@ class ScheduledRequest:
     last: int
     samples: bool
     blocks: tuple[tuple[int, ...], ...]
-    wrong: int | None = None
-    """First block index from which the forward pass read wrong bytes, on any rank."""
+    wrong: str = ""
+    """Where the forward pass read wrong bytes, on any rank; empty when nowhere."""
 
 
 @define(eq=False)
@@ -90,7 +93,7 @@ class Batch:
     scheduled: list[ScheduledRequest]
     synchronous: list[FakeRequest]
     """Requests whose load must be complete before the forward pass."""
-    stale: list[set[int]]
+    stale: set[int]
     sent: set[str] = field(factory=set)
     received: set[str] = field(factory=set)
     failed: set[str] = field(factory=set)

@@ -17,13 +17,12 @@ _GARBAGE = np.uint64(0x6A5D39EAE116586D)
 class FakeWorkers:
     """All ranks of one engine, step by step in one thread."""
 
-    def __init__(
-        self, workers: Sequence[WorkerRuntime], memories: Sequence[FakeMemory], block_tokens: int
-    ) -> None:
+    def __init__(self, workers: Sequence[WorkerRuntime], memories: Sequence[FakeMemory]) -> None:
         self._workers = tuple(workers)
         self._memories = tuple(memories)
-        self._groups = len(memories[0].engine_groups())
-        self._size = block_tokens
+        self._shapes = memories[0].shapes
+        self.by_request = len(self._shapes) > 1 or self._shapes[0].window is not None
+        """Whether a failed load is told per request, not per block."""
         self._sent = Rounds(len(workers), "sent")
         self._received = Rounds(len(workers), "received")
         self._failed: set[str] = set()
@@ -37,9 +36,8 @@ class FakeWorkers:
         for worker in self._workers:
             worker.before_overwrite(batch.plan)
         for memory in self._memories:
-            for group, blocks in enumerate(batch.stale):
-                for block in blocks:
-                    memory.poison(group, block)
+            for block in batch.stale:
+                memory.poison(block)
         # Loads that the forward pass needs come before it, all others after it.
         if batch.synchronous:
             self._load(batch)
@@ -74,7 +72,7 @@ class FakeWorkers:
     def _accept(self, request: FakeRequest) -> None:
         for memory in self._memories:
             for group, table in enumerate(request.blocks):
-                for row in request.load_rows(self._size):
+                for row in request.load_rows(self._shapes[group]):
                     memory.accept(group, table[row])
 
     def _forward(self, item: ScheduledRequest) -> None:
@@ -84,18 +82,18 @@ class FakeWorkers:
         for memory in self._memories:
             for group, table in enumerate(item.blocks):
                 wrong = memory.first_wrong(group, table, before)
-                if wrong is not None and (item.wrong is None or wrong < item.wrong):
-                    item.wrong = wrong
+                if wrong is not None:
+                    item.wrong = item.wrong or f"block {wrong} of its table of group {group}"
         states = truth.states(item.first, item.last)
-        if item.wrong is not None:
+        if item.wrong:
             states = states ^ _GARBAGE  # every rank sees the others' results
         for memory in self._memories:
             for group, table in enumerate(item.blocks):
-                at = item.first
+                at, size = item.first, self._shapes[group].block_tokens
                 while at < item.last:
-                    end = min(item.last, (at // self._size + 1) * self._size)
+                    end = min(item.last, (at // size + 1) * size)
                     part = states[at - item.first : end - item.first]
-                    memory.write(group, table[at // self._size], at % self._size, part)
+                    memory.write(group, table[at // size], at % size, part)
                     at = end
 
     def _take_report(
@@ -104,7 +102,7 @@ class FakeWorkers:
         assert report.failed_receiving <= report.finished_receiving
         synchronous = {request.id for request in batch.synchronous}
         ended = {*report.finished_receiving, *synchronous}
-        if self._groups > 1:
+        if self.by_request:
             self._failed |= report.failed_receiving
             invalid: frozenset[int] = frozenset()
         else:
@@ -112,7 +110,7 @@ class FakeWorkers:
         loaded: set[int] = set()
         for request_id in ended:
             loaded |= self._check_loaded(rank, requests[request_id], report)
-        assert report.invalid_blocks <= loaded, "blocks were reported that no load was to fill"
+        assert invalid <= loaded, "blocks were reported that no load was to fill"
         batch.invalid |= invalid
         batch.sent.update(self._sent.add(rank, report.finished_sending))
         for request_id in self._received.add(rank, report.finished_receiving):
@@ -122,28 +120,26 @@ class FakeWorkers:
                 batch.failed.add(request_id)
 
     def _check_loaded(self, rank: int, request: FakeRequest, report: StepReport) -> set[int]:
-        """A block is right or reported. Returns the blocks of the first group that were loaded."""
+        """A block is right or reported. Returns the blocks of the first group that were to be loaded."""
         assert rank in request.loading_ranks, f"{request.id} has no load on rank {rank}"
         request.loading_ranks.remove(rank)
         memory = self._memories[rank]
-        for row in request.load_rows(self._size):
-            states = request.truth.states(row * self._size, (row + 1) * self._size)
-            for group, table in enumerate(request.blocks):
+        failed = request.id in report.failed_receiving
+        for group, (shape, table) in enumerate(zip(self._shapes, request.blocks, strict=True)):
+            size = shape.block_tokens
+            for row in request.load_rows(shape):
                 memory.accept(group, table[row])
-                reported = (
-                    table[row] in report.invalid_blocks
-                    if group == 0
-                    else request.id in report.failed_receiving
-                )
+                reported = failed if self.by_request else table[row] in report.invalid_blocks
+                states = request.truth.states(row * size, (row + 1) * size)
                 assert reported or memory.right(group, table[row], states), (
-                    f"rank {rank} loaded wrong bytes into block {row} of {request.id}"
+                    f"rank {rank} loaded wrong bytes into block {row} of group {group} of {request.id}"
                 )
-        return {request.blocks[0][row] for row in request.load_rows(self._size)}
+        return {request.blocks[0][row] for row in request.load_rows(self._shapes[0])}
 
     def _check_strays(self, rank: int, under_way: Sequence[FakeRequest]) -> None:
-        loading: list[set[int]] = [set() for _ in range(self._groups)]
+        loading: list[set[int]] = [set() for _ in self._shapes]
         for request in under_way:
             for group, table in enumerate(request.blocks):
-                loading[group].update(table[row] for row in request.load_rows(self._size))
+                loading[group].update(table[row] for row in request.load_rows(self._shapes[group]))
         strays = self._memories[rank].strays(loading)
         assert not strays, f"rank {rank}: somebody wrote into {', '.join(strays)}"

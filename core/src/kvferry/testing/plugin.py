@@ -1,4 +1,4 @@
-"""pytest plugin: every test gives back what it took.
+"""pytest plugin: every test gives back what it took, and conformance suites report their laws.
 
 Enable it with ``-p kvferry.testing.plugin``, on the command line or in ``addopts``; it is never loaded
 by itself. A test that must leave something says so::
@@ -14,12 +14,18 @@ import pytest
 
 from kvferry.testing.leaks import KINDS, LeakGuard
 
+# Before any suite is imported, or a law that fails in an author's run would not show the values.
+pytest.register_assert_rewrite("kvferry.testing.conformance")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"may_leave(*kinds, reason): what a test may leave behind, of {', '.join(KINDS)}",
     )
+    from kvferry.testing.conformance.report import LawBook  # rewritten, because imported only now
+
+    config.pluginmanager.register(LawBook(), "kvferry-laws")
 
 
 @pytest.fixture(autouse=True)

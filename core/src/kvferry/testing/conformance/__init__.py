@@ -1,0 +1,20 @@
+"""Suites by which an author proves a plugin. The guide is ``docs/write-a-backend.md``."""
+
+from kvferry.testing.conformance.addressable import AddressableBackendConformance
+from kvferry.testing.conformance.base import Conformance, needs
+from kvferry.testing.conformance.eviction import EvictionConformance
+from kvferry.testing.conformance.keyed import BackendConformance
+from kvferry.testing.conformance.manifest import ManifestConformance
+from kvferry.testing.conformance.raw import RawStore
+from kvferry.testing.conformance.rules import RuleConformance
+
+__all__ = [
+    "AddressableBackendConformance",
+    "BackendConformance",
+    "Conformance",
+    "EvictionConformance",
+    "ManifestConformance",
+    "RawStore",
+    "RuleConformance",
+    "needs",
+]

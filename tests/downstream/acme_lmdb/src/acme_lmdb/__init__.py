@@ -1,0 +1,1 @@
+"""LMDB as a tier of kvferry."""
