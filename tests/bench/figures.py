@@ -115,6 +115,15 @@ FIGURES: Sequence[Figure] = (
         goal=Goal.AT_MOST,
         target=500.0,
     ),
+    *(
+        Figure(
+            bench="hit_ratio",
+            name=f"{traffic}, tier of 5 % of the chunks: {policy}",
+            path=("workloads", traffic, "hit_ratio", "5%", policy),
+        )
+        for traffic in ("chats", "rag", "scan")
+        for policy in ("lru", "fifo", "mru", "lfu", "s3fifo", "isolated_lru", "optimum")
+    ),
     Figure(
         bench="hooks",
         name="hook calls in 10,000 engine steps",

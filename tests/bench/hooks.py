@@ -64,14 +64,13 @@ def _drive(prepared: Any, environment: dict[str, str], steps: int) -> tuple[int,
     # Without a prefix cache of its own, so that everything is restored from the tier.
     settings = EngineSettings(prefix_cache=False)
     group = FakeGroup()
-    memory = FakeMemory((group,), blocks=settings.blocks, block_tokens=settings.block_tokens, rank=0)
+    memory = FakeMemory((group,), blocks=settings.pool_blocks(1), block_tokens=settings.block_tokens, rank=0)
     groups = memory.engine_groups()
     description = EngineDescription(
         engine_id="bench",
         world_size=1,
-        block_tokens=settings.block_tokens,
-        block_bytes=sum(plane.page_bytes for each in groups for plane in each.planes),
-        groups=1,
+        groups=memory.shapes,
+        block_bytes=tuple(each.block_bytes for each in groups),
     )
     geometry = KVGeometry(
         groups=(
@@ -91,7 +90,7 @@ def _drive(prepared: Any, environment: dict[str, str], steps: int) -> tuple[int,
         worker = open_worker(*opening, rank=0, groups=groups)
         try:
             new_chain = new_chain_factory(prepared.config, "bench", "1", geometry)
-            engine = FakeEngine(settings, scheduler, [worker], [memory], 1, new_chain)
+            engine = FakeEngine(settings, scheduler, [worker], [memory], new_chain)
             wait_until(
                 lambda: scheduler.workers_ready() and scheduler.statistics()[1].capacity > 0,
                 10.0,

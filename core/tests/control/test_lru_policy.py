@@ -74,7 +74,7 @@ def test_lru_takes_what_the_reference_takes(steps: list[tuple[str, int]]) -> Non
                 entry = free[number % len(free)]
                 naive.parent[entry] = [NO_PARENT, *known][number // 7 % (len(known) + 1)]
                 naive.use([entry])
-                policy.insert(EntryView(entry, naive.parent[entry], 0, 1, ""))
+                policy.insert(EntryView(entry, naive.parent[entry], 0, 1, "", b""))
         elif what == "evict":
             _evict_both(naive, policy, number % 5)
         elif not known:
@@ -130,7 +130,7 @@ def _evict_both(naive: Naive, policy: LRU, need: int) -> None:
 def _chain(policy: EvictionPolicy, entries: list[int]) -> None:
     for depth, entry in enumerate(entries):
         parent = entries[depth - 1] if depth else NO_PARENT
-        policy.insert(EntryView(entry, parent, depth, 1, ""))
+        policy.insert(EntryView(entry, parent, depth, 1, "", b""))
 
 
 def test_a_long_idle_time_costs_no_claim_in_vain() -> None:
@@ -155,7 +155,7 @@ def test_leased_chunks_are_asked_for_once() -> None:
     policy = LRU()
     policy.open(10)
     for entry in range(10):
-        policy.insert(EntryView(entry, NO_PARENT, 0, 1, ""))
+        policy.insert(EntryView(entry, NO_PARENT, 0, 1, "", b""))
     asked: list[int] = []
 
     def claim(entry: int) -> Claim:
@@ -173,7 +173,7 @@ def test_sizes_are_added_up() -> None:
     policy = LRU()
     policy.open(3)
     for entry in range(3):
-        policy.insert(EntryView(entry, NO_PARENT, 0, 4, ""))
+        policy.insert(EntryView(entry, NO_PARENT, 0, 4, "", b""))
     assert policy.evict(5, lambda entry: Claim.TAKEN) == Evicted((0, 1))
 
 
@@ -194,7 +194,7 @@ def test_the_forwarding_policy_changes_nothing(inner: type[EvictionPolicy]) -> N
     for policy in (bare, wrapped):
         policy.open(4)
         _chain(policy, [0, 1, 2])
-        policy.insert(EntryView(3, NO_PARENT, 0, 1, ""))
+        policy.insert(EntryView(3, NO_PARENT, 0, 1, "", b""))
         policy.touch([0, 1, 2])
         policy.remove([3])
         leased = policy.evict(1, lambda entry: Claim.LEASED)

@@ -117,6 +117,11 @@ class LRU:
 
     def _wait(self, entry: int) -> None:
         self._place.view[entry] = _WAITING
+        if len(self._heap) > 2 * len(self._place.array):
+            # Records of chunks that were removed without any eviction, as by clearing again and again.
+            waiting = np.flatnonzero(self._place.array == _WAITING)
+            self._heap = np.sort((self._stamp.array[waiting] << 32) | waiting).tolist()
+            return
         heapq.heappush(self._heap, (self._stamp.view[entry] << 32) | entry)
 
     def _front(self) -> int:
