@@ -1,4 +1,4 @@
-"""Kinds of faults that caches have had, one test each, with their names from the field."""
+"""Kinds of faults that caches of this sort have had: one test each, named after what should happen."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def outcomes(answer: Reservation) -> list[WriteOutcome]:
     return [item.outcome for item in answer.items]
 
 
-def test_c1_matches_that_are_never_loaded_do_not_pin_for_ever() -> None:
+def test_matches_that_are_never_loaded_do_not_pin_for_ever() -> None:
     cache = Cache(4)
     cache.store(*writes("a", 0, 4))
     keys = [key("a", depth) for depth in range(4)]
@@ -110,7 +110,7 @@ def test_c1_matches_that_are_never_loaded_do_not_pin_for_ever() -> None:
 
 
 @pytest.mark.parametrize("state", ["matched", "in flight", "writing"])
-def test_c2_the_end_of_an_owner_ends_all_it_had(state: str) -> None:
+def test_the_end_of_an_owner_ends_all_it_had(state: str) -> None:
     cache = Cache(8)
     cache.store(*writes("a", 0, 2))
     lease = cache.match("a", 2, owner="writer").lease
@@ -138,7 +138,7 @@ def test_c2_the_end_of_an_owner_ends_all_it_had(state: str) -> None:
     assert (stats.leases, stats.reservations, stats.leased, stats.free) == (0, 0, 0, 6)
 
 
-def test_c2_a_finished_request_may_leave_its_last_writes_behind() -> None:
+def test_a_finished_request_may_leave_its_last_writes_behind() -> None:
     cache = Cache(4)
     reservation = cache.reserve(*writes("a", 0, 2)).id
     assert reservation is not None
@@ -148,7 +148,7 @@ def test_c2_a_finished_request_may_leave_its_last_writes_behind() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_c4_two_matches_of_one_request_end_one_by_one(first: int) -> None:
+def test_two_matches_of_one_request_end_one_by_one(first: int) -> None:
     cache = Cache(2)
     cache.store(*writes("a", 0, 2))
     leases = [cache.match("a", 2, owner="same").lease for _ in range(2)]
@@ -165,7 +165,7 @@ def test_c4_two_matches_of_one_request_end_one_by_one(first: int) -> None:
     assert cache.manager.evict(2) == 2
 
 
-def test_c5_no_room_is_an_answer_and_never_a_wait() -> None:
+def test_no_room_is_an_answer_and_never_a_wait() -> None:
     cache = Cache(4)
     cache.store(*writes("a", 0, 4))
     lease = cache.match("a", 4).lease
@@ -177,7 +177,7 @@ def test_c5_no_room_is_an_answer_and_never_a_wait() -> None:
     assert cache.store(*writes("b", 0, 2)) == 2
 
 
-def test_c5_a_policy_that_gives_nothing_up_fills_the_tier_and_no_more() -> None:
+def test_a_policy_that_gives_nothing_up_fills_the_tier_and_no_more() -> None:
     manager = CacheManager(
         capacity=2,
         chunk_tokens=CHUNK,
@@ -192,7 +192,7 @@ def test_c5_a_policy_that_gives_nothing_up_fills_the_tier_and_no_more() -> None:
     assert manager.evict(1) == 0
 
 
-def test_c6_a_tier_full_of_leases_recovers_when_they_end() -> None:
+def test_a_tier_full_of_leases_recovers_when_they_end() -> None:
     cache = Cache(100)
     for number in range(100):
         cache.store(*writes(f"p{number}", 0, 1))
@@ -211,7 +211,7 @@ def test_c6_a_tier_full_of_leases_recovers_when_they_end() -> None:
     assert cache.store(*writes("long", 0, 100)) == 100
 
 
-def test_d1_a_prefix_stored_in_batches_loses_its_tail_first() -> None:
+def test_a_prefix_stored_in_batches_loses_its_tail_first() -> None:
     cache = Cache(16)
     for start in range(0, 16, 4):
         assert cache.store(*writes("a", start, start + 4)) == 4
@@ -221,14 +221,14 @@ def test_d1_a_prefix_stored_in_batches_loses_its_tail_first() -> None:
         assert cache.tokens("a", 16) == left * CHUNK
 
 
-def test_d1_an_old_system_prompt_outlives_what_stands_behind_it() -> None:
+def test_an_old_system_prompt_outlives_what_stands_behind_it() -> None:
     cache = Cache(10)
     cache.store(*writes("a", 0, 10))
     assert cache.store(*writes("b", 0, 4)) == 4
     assert cache.tokens("a", 10) == 6 * CHUNK
 
 
-def test_d2_storing_the_same_again_charges_nothing() -> None:
+def test_storing_the_same_again_charges_nothing() -> None:
     cache = Cache(4)
     assert cache.store(*writes("a", 0, 2)) == 2
     answer = cache.reserve(*writes("a", 0, 2))
@@ -239,7 +239,7 @@ def test_d2_storing_the_same_again_charges_nothing() -> None:
     assert cache.tokens("a", 2) == cache.tokens("b", 2) == 2 * CHUNK
 
 
-def test_d2_two_writers_of_one_chunk_are_one_write() -> None:
+def test_two_writers_of_one_chunk_are_one_write() -> None:
     cache = Cache(4)
     first = cache.reserve(*writes("a", 0, 2))
     second = cache.reserve(*writes("a", 0, 3))
@@ -253,7 +253,7 @@ def test_d2_two_writers_of_one_chunk_are_one_write() -> None:
     assert cache.tokens("a", 3) == 3 * CHUNK
 
 
-def test_d5_what_was_matched_can_be_loaded() -> None:
+def test_what_was_matched_can_be_loaded() -> None:
     cache = Cache(8)
     chance = random.Random(5)
     cache.store(*writes("a", 0, 4))
@@ -271,7 +271,7 @@ def test_d5_what_was_matched_can_be_loaded() -> None:
             assert cache.manager.finish_load(found.lease) is LeaseOutcome.OK
 
 
-def test_d6_making_room_takes_nothing_of_the_same_batch() -> None:
+def test_making_room_takes_nothing_of_the_same_batch() -> None:
     cache = Cache(4)
     assert cache.store(*writes("a", 0, 1)) == 1
     assert cache.store(*writes("b", 0, 3)) == 3
@@ -282,7 +282,7 @@ def test_d6_making_room_takes_nothing_of_the_same_batch() -> None:
     assert cache.tokens("a", 4) == 4 * CHUNK
 
 
-def test_d6_making_room_does_not_take_the_chunk_that_the_batch_stands_on() -> None:
+def test_making_room_does_not_take_the_chunk_that_the_batch_stands_on() -> None:
     cache = Cache(2)
     cache.store(*writes("a", 0, 1))
     cache.store(*writes("b", 0, 1))
@@ -290,7 +290,7 @@ def test_d6_making_room_does_not_take_the_chunk_that_the_batch_stands_on() -> No
     assert outcomes(answer) == [WriteOutcome.GRANTED, WriteOutcome.NO_ROOM]
 
 
-def test_d7_a_failed_part_leaves_whole_prefixes_only() -> None:
+def test_a_failed_part_leaves_whole_prefixes_only() -> None:
     """The result of a chunk is the AND over ranks; whatever fails, what is visible is a prefix."""
     chance = random.Random(7)
     for round_number in range(50):
@@ -312,7 +312,7 @@ def test_d7_a_failed_part_leaves_whole_prefixes_only() -> None:
         assert cache.manager.stats().free == 12 - whole
 
 
-def test_d7_a_bad_chunk_takes_along_what_stands_behind_it() -> None:
+def test_a_bad_chunk_takes_along_what_stands_behind_it() -> None:
     cache = Cache(8)
     cache.store(*writes("a", 0, 6))
     pending = cache.reserve(*writes("a", 6, 8)).id
@@ -326,7 +326,7 @@ def test_d7_a_bad_chunk_takes_along_what_stands_behind_it() -> None:
     assert cache.manager.stats().free == 6
 
 
-def test_d8_clear_counts_what_it_removes() -> None:
+def test_clear_counts_what_it_removes() -> None:
     cache = Cache(12)
     for number in range(8):
         cache.store(*writes(f"p{number}", 0, 1))
@@ -347,7 +347,7 @@ def test_d8_clear_counts_what_it_removes() -> None:
     assert cache.manager.stats().free == 12
 
 
-def test_d8_what_was_being_written_when_all_was_cleared_stays_away() -> None:
+def test_what_was_being_written_when_all_was_cleared_stays_away() -> None:
     cache = Cache(4)
     reservation = cache.reserve(*writes("a", 0, 2)).id
     assert reservation is not None
@@ -358,7 +358,7 @@ def test_d8_what_was_being_written_when_all_was_cleared_stays_away() -> None:
     assert cache.tokens("a", 2) == 0
 
 
-def test_d10_a_full_tier_keeps_accepting_and_the_newest_stays() -> None:
+def test_a_full_tier_keeps_accepting_and_the_newest_stays() -> None:
     cache = Cache(100)
     for number in range(400):
         answer = cache.manager.reserve("writer", "", writes(f"p{number}", 0, 1), 0.0)
@@ -370,7 +370,7 @@ def test_d10_a_full_tier_keeps_accepting_and_the_newest_stays() -> None:
         assert cache.tokens(f"p{number}", 1) == CHUNK
 
 
-def test_d12_storing_again_keeps_the_lease() -> None:
+def test_storing_again_keeps_the_lease() -> None:
     cache = Cache(2)
     cache.store(*writes("a", 0, 2))
     lease = cache.match("a", 2).lease

@@ -121,8 +121,7 @@ def test_tenants_and_wishes_are_kept_apart(open_instance: Any) -> None:
 def test_only_what_the_engine_lacks_is_loaded(open_instance: Any) -> None:
     instance = open_instance(settings(prefix_cache=True))
     store(instance, prompt(4 * CHUNK))
-    for pool in instance.engine.pools:
-        pool.forget_all()
+    instance.engine.forget_prefixes()
     hit(instance, prompt(CHUNK + 2 * BLOCK + 1))
     local = CHUNK + 2 * BLOCK
     assert hit(instance, prompt(4 * CHUNK)) == expected(4 * CHUNK) - local
@@ -136,8 +135,7 @@ def test_what_the_engine_found_by_itself_is_stored_too(open_instance: Any) -> No
     instance.engine.run()
     assert not request.hits
     store(instance, prompt(3 * CHUNK))
-    for pool in instance.engine.pools:
-        pool.forget_all()
+    instance.engine.forget_prefixes()
     assert hit(instance, prompt(3 * CHUNK + 1)) == 3 * CHUNK
     instance.check_idle()
 
@@ -169,8 +167,7 @@ def test_a_match_is_given_back_when_the_engine_has_it_all(open_instance: Any) ->
     instance = open_instance(settings(prefix_cache=True))
     engine = instance.engine
     store(instance, prompt(2 * CHUNK))
-    for pool in engine.pools:
-        pool.forget_all()
+    engine.forget_prefixes()
     waiting = engine.add(prompt(2 * CHUNK), options=NO_STORE)
     engine.admit = lambda request: request is not waiting
     engine.step()
@@ -220,7 +217,7 @@ def test_every_group_and_rank_gets_its_bytes_back(
     assert hit(instance, prompt(4 * CHUNK)) == 3 * CHUNK + 2 * BLOCK
     for worker in instance.workers:
         seen = worker.statistics()
-        assert seen.verified_blocks == 3 * CHUNK // BLOCK + 2
+        assert seen.verified_blocks == groups * (3 * CHUNK // BLOCK + 2)
         assert seen.mismatched_blocks == 0
     instance.check_idle()
 
@@ -230,8 +227,7 @@ def test_new_weights_leave_nothing_of_the_old(open_instance: Any) -> None:
     instance = open_instance(settings(prefix_cache=True, step_tokens=20))
     engine = instance.engine
     store(instance, prompt(3 * CHUNK))
-    for pool in engine.pools:
-        pool.forget_all()
+    engine.forget_prefixes()
     matched = engine.add(prompt(3 * CHUNK))
     engine.admit = lambda request: request is not matched
     engine.step()

@@ -25,6 +25,7 @@ from kvferry.runtime import (
     open_worker,
 )
 from kvferry.runtime.address import MeetingPlace
+from kvferry.runtime.grain import GroupShape
 from kvferry.runtime.requests import LoadMode
 from kvferry.runtime.startup import read
 from kvferry.testing.fake_distributions import distributions_in, fake_distribution, importable
@@ -106,9 +107,8 @@ def runtime(
         place,
         world_size=1,
         fingerprint="fake",
-        block_tokens=BLOCK,
         chunk_tokens=CHUNK,
-        groups=1,
+        groups=(GroupShape(BLOCK),),
         load_mode=LoadMode.ASYNC,
         save_generated=True,
         clock=clock,
@@ -175,13 +175,12 @@ def test_no_hook_is_called_in_ten_thousand_operations(folder: Path) -> None:
     plugins.facts(HostEnvironment())
     assert hooks, "the monitor sees nothing"
 
-    memory = FakeMemory(SETTINGS.groups, blocks=64, block_tokens=BLOCK)
+    memory = FakeMemory(SETTINGS.groups, blocks=65, block_tokens=BLOCK)
     description = EngineDescription(
         engine_id="counted",
         world_size=1,
-        block_tokens=BLOCK,
-        block_bytes=memory.engine_groups()[0].block_bytes,
-        groups=1,
+        groups=(GroupShape(BLOCK),),
+        block_bytes=(memory.engine_groups()[0].block_bytes,),
     )
     environment = {"XDG_RUNTIME_DIR": str(folder)}
     scheduler = open_scheduler(config, plugins, description, SavingOptions(), environment)
@@ -198,7 +197,7 @@ def test_no_hook_is_called_in_ten_thousand_operations(folder: Path) -> None:
         wait_until(lambda: scheduler.statistics()[1].capacity > 0, 10.0, "no worker")
         hooks.clear()
         settings = EngineSettings(prefix_cache=False)
-        engine = FakeEngine(settings, scheduler, [worker], [memory], 1, NEW_CHAIN)
+        engine = FakeEngine(settings, scheduler, [worker], [memory], NEW_CHAIN)
         counted = Counted(scheduler)
         engine.scheduler = counted  # type: ignore[assignment]
         turn = 0

@@ -20,6 +20,7 @@ from kvferry.data.plans import TransferResult
 from kvferry.data.wire import WIRE_VERSION, Done, Hello, Ready
 from kvferry.runtime import LoadMode, RequestOptions, RequestState, SchedulerRuntime
 from kvferry.runtime.address import MeetingPlace
+from kvferry.runtime.grain import GroupShape
 from kvferry.runtime.side_channel import LOST_AFTER_SECONDS
 from kvferry.testing.fake_instance import InstanceSettings, key_chains, wait_until
 from kvferry.testing.leaks import LeakGuard
@@ -69,9 +70,8 @@ def open_scheduler(folder: Path, clock: Clock, leak_guard: LeakGuard) -> Iterato
                 MeetingPlace("engine", str(folder), {}),
                 world_size=world_size,
                 fingerprint="fake",
-                block_tokens=BLOCK,
                 chunk_tokens=CHUNK,
-                groups=1,
+                groups=(GroupShape(BLOCK),),
                 load_mode=LoadMode.ASYNC,
                 save_generated=True,
                 clock=clock,

@@ -61,8 +61,9 @@ class RemoteScheduler:
         *,
         replace_blocks: bool,
         known_tokens: int,
+        computed_before: int,
     ) -> None:
-        self._call("scheduled", request_id, computed, blocks, replace_blocks, known_tokens)
+        self._call("scheduled", request_id, computed, blocks, replace_blocks, known_tokens, computed_before)
 
     def finished(self, request_id: str, blocks: Sequence[Sequence[int]], computed: int, known: int) -> bool:
         answer = self._call("finished", request_id, blocks, computed, known)
@@ -99,7 +100,7 @@ class MappedStore:
 
 def test_an_engine_uses_a_tier_that_another_process_owns(folder: Path) -> None:
     settings = EngineSettings(prefix_cache=False)
-    memory = FakeMemory(node.SETTINGS.groups, blocks=settings.blocks, block_tokens=node.BLOCK)
+    memory = FakeMemory(node.SETTINGS.groups, blocks=settings.pool_blocks(1), block_tokens=node.BLOCK)
     side = EngineSide(memory.engine_groups(), node.CHUNK)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "hand"))
@@ -134,7 +135,6 @@ def test_an_engine_uses_a_tier_that_another_process_owns(folder: Path) -> None:
                 scheduler,  # type: ignore[arg-type]
                 [worker],
                 [memory],
-                1,
                 key_chains(node.SETTINGS),
             )
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from kvferry.control.deadlines import NEVER
 from kvferry.control.entries import ROOT, State
 from kvferry.control.leases import LeaseTable, ReadLease
 from kvferry.control.residency import Residency
@@ -22,8 +23,13 @@ def audit(residency: Residency, leases: LeaseTable) -> None:
     _audit_tree(residency, state)
     _audit_indexes(residency, state)
     _audit_leases(residency, leases, state)
+    _audit_deadlines(residency, state)
+    _audit_pins(residency, state)
+    _audit_events(residency, state)
     salts = Counter(entries.salt.view[row] for row in used)
     assert entries.salts.users() == dict(salts), "salts are counted wrongly"
+    models = Counter(entries.model.view[row] for row in used if entries.model.view[row])
+    assert entries.models.users() == dict(models), "models are counted wrongly"
 
 
 def _audit_slots(residency: Residency, used: list[int]) -> None:
@@ -125,3 +131,59 @@ def _audit_leases(residency: Residency, leases: LeaseTable, state: dict[int, Sta
         if not isinstance(lease, ReadLease) and lease.given_up:
             quarantined = all(state[row] is State.QUARANTINED for row in lease.rows.values())
             assert quarantined, f"reservation {lease.number} was given up but holds live chunks"
+
+
+def _audit_deadlines(residency: Residency, state: dict[int, State]) -> None:
+    entries, deadlines = residency.entries, residency.deadlines
+    records = deadlines.records()
+    for place, (time, row) in enumerate(records):
+        assert records[(place - 1) // 2][0] <= time or not place, "the heap of ends is out of order"
+        end = deadlines.end(row)
+        assert time <= end, f"the record of row {row} is later than its end"
+    places = {row: place for place, (_, row) in enumerate(records)}
+    assert len(places) == len(records), "a row has two records of its end"
+    assert places == deadlines.places(), "rows do not know their place among the ends"
+    for row in range(entries.rows):
+        end = deadlines.end(row)
+        if row not in state or state[row] not in _IN_TREE:
+            assert end == NEVER, f"row {row} is gone and still has an end"
+            continue
+        assert end == NEVER or row in places, f"the end of row {row} will never come"
+        parent = entries.parent.view[row]
+        if parent != ROOT:
+            assert deadlines.end(parent) >= end, f"row {row} ends after what is before it"
+
+
+def _audit_pins(residency: Residency, state: dict[int, State]) -> None:
+    entries, pins = residency.entries, residency.pins
+    covered = pins.covered()
+    for row in range(entries.rows):
+        count = pins.count.view[row]
+        assert count == len(covered.get(row, ())), f"row {row} counts {count} pins wrongly"
+    assert pins.pinned == len(covered), "pinned rows are miscounted"
+    assert pins.pinned <= pins.limit, "more is pinned than may be"
+    for row, holders in covered.items():
+        assert state.get(row) in _IN_TREE, f"row {row} is gone and still pinned"
+        parent = entries.parent.view[row]
+        for pin in holders:
+            known = parent == ROOT or pin in covered.get(parent, ())
+            assert pin.ended or known, f"pin {pin.name} covers row {row} and not what is before it"
+        tails = pins.holders_of_tail(row)
+        expected = [] if entries.is_full(row) else holders
+        assert set(map(id, tails)) == set(map(id, expected)), f"row {row} is wrong about being a tail"
+
+
+def _audit_events(residency: Residency, state: dict[int, State]) -> None:
+    entries, events = residency.entries, residency.events
+    if events is None:
+        return
+    told = {row for row in range(entries.rows) if events.told.view[row]}
+    assert events.told_count == len(told), "rows that were told of are miscounted"
+    assert len(events) <= max(1, events.limit), "more facts are kept than may be"
+    for row in told:
+        assert state.get(row) is State.VISIBLE, f"row {row} was told of and cannot be found"
+        assert entries.is_full(row), f"tail {row} was told of"
+        parent = entries.parent.view[row]
+        assert parent == ROOT or parent in told, f"row {row} was told of before what is before it"
+    for row in events.waiting():
+        assert state.get(row) in (*_IN_TREE[:2], State.QUARANTINED), f"content of row {row} was kept"

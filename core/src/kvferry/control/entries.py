@@ -46,6 +46,8 @@ class EntryTable:
         self.tokens = Column(rows)
         self.depth = Column(rows)
         self.salt = Column(rows)
+        self.model = Column(rows)
+        """Number of the adapter's name; 0 is the served base model."""
         self.parent = Column(rows)
         self._first = Column(rows, fill=NOBODY)
         self._next = Column(rows)
@@ -56,6 +58,7 @@ class EntryTable:
         self.pending: dict[bytes, int] = {}
         """Reserved and written rows, full or not, by digest."""
         self.salts = SaltBook()
+        self.models = SaltBook()
         self._numbers = SlotPool(rows, rows)
 
     def add(
@@ -66,6 +69,7 @@ class EntryTable:
         tokens: int,
         aliases: tuple[tuple[bytes, int], ...],
         salt: str,
+        model: str = "",
     ) -> int:
         """A new reserved row behind ``parent``; the caller knows that there is room for it."""
         row = self._numbers.take()
@@ -73,6 +77,8 @@ class EntryTable:
         self.tokens.view[row] = tokens
         self.depth.view[row] = depth
         self.salt.view[row] = self.salts.acquire(salt)
+        if model:
+            self.model.view[row] = self.models.acquire(model)
         self.digests.store(row, digest)
         if tokens < self.chunk_tokens:
             self.partials.attach(row, digest)
@@ -86,6 +92,9 @@ class EntryTable:
         """The row is free again. It is out of the tree and the indexes already."""
         self.partials.detach(row)
         self.salts.release(self.salt.view[row])
+        if self.model.view[row]:
+            self.models.release(self.model.view[row])
+            self.model.view[row] = 0
         self.state.view[row] = State.FREE
         self._numbers.give(row)
 
@@ -164,6 +173,30 @@ class EntryTable:
 
     def is_full(self, row: int) -> bool:
         return self.tokens.view[row] == self.chunk_tokens
+
+    def in_tree(self, row: int) -> bool:
+        """Whether the row is reserved, written or visible."""
+        return State.RESERVED <= self.state.view[row] <= State.VISIBLE
+
+    def model_name(self, row: int) -> str:
+        number = self.model.view[row]
+        return self.models.name(number) if number else ""
+
+    def only_successor(self, row: int) -> bool:
+        """Whether nothing else stands directly behind the chunk before it."""
+        first = self._first.view[self.parent.view[row]]
+        return first == row and self._next.view[row] == NOBODY
+
+    def leaf(self, row: int) -> int:
+        """Some end of a chain that goes through ``row``."""
+        while self._first.view[row] != NOBODY:
+            row = self._first.view[row]
+        return row
+
+    def find_any(self, digest: bytes) -> int:
+        """As :meth:`find`, among reserved and written rows too."""
+        row = self.find(digest)
+        return row if row >= 0 else self.pending.get(digest, NOBODY)
 
     def find(self, digest: bytes) -> int:
         """The visible row of a full chunk, of a tail, or of a chunk that begins so; or -1."""

@@ -150,6 +150,15 @@ class KeyChain:
             for count in range(longest, 0, -block_tokens)
         ]
 
+    def packed_tokens(self, chunk_index: int) -> bytes:
+        """The token ids of a full chunk as its key has them: 4 bytes each, little-endian."""
+        start = chunk_index * self._chunk_tokens * TOKEN_BYTES
+        return bytes(self._packed[start : start + self._chunk_tokens * TOKEN_BYTES])
+
+    def media_in(self, chunk_index: int) -> tuple[MediaItem, ...]:
+        """The media items that lie, at least in part, in a chunk, in the order of its key."""
+        return tuple(self._media.get(chunk_index, ()))
+
     def _link_full_chunks(self) -> None:
         keys, cache, digest = self.keys, self._cache, self._digest
         parent = keys[-1] if keys else self.root

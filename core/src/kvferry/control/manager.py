@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from kvferry.api import EvictionPolicy
+from kvferry.api import EvictionPolicy, QuotaPolicy
 from kvferry.control.audit import audit
+from kvferry.control.clearing import ClearCursor, QuotaCursor
 from kvferry.control.columns import as_sequence
-from kvferry.control.entries import NOBODY, State
+from kvferry.control.deadlines import NEVER
+from kvferry.control.entries import NOBODY, ROOT, State
+from kvferry.control.events import CacheFact, EventLog
 from kvferry.control.leases import LeaseTable, ReadLease, WriteLease
 from kvferry.control.matching import MatchCursor, Readers, TailKeys
 from kvferry.control.outcomes import (
@@ -19,14 +22,17 @@ from kvferry.control.outcomes import (
     LeaseOutcome,
     Match,
     OwnerEnded,
+    PinOutcome,
+    PinView,
     Removed,
     Reservation,
     Stats,
     WorkersLost,
     WriteOutcome,
 )
+from kvferry.control.quotas import QuotaReport, Quotas
 from kvferry.control.residency import Residency
-from kvferry.control.writing import Writers
+from kvferry.control.writing import ChunkContent, Writers
 
 SLICE_KEYS = 128
 """Keys that one slice of a match looks up: 65 to 100 microseconds where it was measured."""
@@ -43,6 +49,11 @@ class CacheManager:
     whatever is removed takes all behind it along. ``capacity`` is the number of slots the arena will
     have; none is used before :meth:`grow`. A read lease lasts ``lease_seconds``, a reservation
     ``write_seconds``, unless renewed.
+
+    ``quotas`` is the policy once more if it keeps owners apart; ``slot_bytes`` then says what a slot
+    costs an owner. No more than the share ``max_pinned`` of the capacity can be pinned. ``ttl`` is the
+    time to live, in seconds, of chunks whose writer asks for none. ``events`` is how many facts are
+    kept for :meth:`take_events`; 0 records nothing.
     """
 
     def __init__(
@@ -54,14 +65,32 @@ class CacheManager:
         policy: EvictionPolicy,
         lease_seconds: float,
         write_seconds: float,
+        quotas: QuotaPolicy | None = None,
+        slot_bytes: int = 1,
+        max_pinned: float = 0.5,
+        ttl: float | None = None,
+        events: int = 0,
     ) -> None:
         if chunk_tokens % block_tokens:
             raise ValueError(f"{chunk_tokens} tokens are not whole blocks of {block_tokens}")
-        self._residency = Residency(capacity, chunk_tokens, block_tokens, policy)
+        self._ttl = ttl
+        self._events = EventLog(capacity, events) if events else None
+        self._residency = Residency(
+            capacity,
+            chunk_tokens,
+            block_tokens,
+            policy,
+            quota_policy=quotas,
+            max_pinned=int(capacity * max_pinned),
+            events=self._events,
+        )
+        salts = self._residency.entries.salts
+        self._quotas = None if quotas is None else Quotas(quotas, slot_bytes, salts)
         self._leases = LeaseTable()
         self._readers = Readers(self._residency, self._leases, lease_seconds)
-        self._writers = Writers(self._residency, self._leases, write_seconds)
+        self._writers = Writers(self._residency, self._leases, write_seconds, self._quotas)
         self._expired = 0
+        self._ended = 0
 
     def grow(self, slots: int) -> None:
         """Slots below ``slots`` may be used from now on. Never shrinks; clipped to the capacity."""
@@ -121,13 +150,29 @@ class CacheManager:
 
     # Writing
 
-    def reserve(self, owner: str, salt: str, writes: Sequence[ChunkWrite], now: float) -> Reservation:
+    def reserve(
+        self,
+        owner: str,
+        salt: str,
+        writes: Sequence[ChunkWrite],
+        now: float,
+        *,
+        model: str = "",
+        ttl: float | None = None,
+        content: ChunkContent | None = None,
+    ) -> Reservation:
         """Slots for ``writes``, which come in chain order, evicting what is least useful.
 
-        Nothing that the batch contains or stands on is evicted for it. Raises
+        Nothing that the batch contains or stands on is evicted for it. Writes beyond the quota of
+        ``salt`` are refused once all that it holds is in use. ``model`` is the adapter's name, empty
+        for the served base model. With a ``ttl`` of seconds the chunks vanish after that time; those
+        before them stay at least as long, and so do chunks that are there already. ``content(write)``
+        is asked for each granted full chunk while events are recorded. Raises
         :class:`kvferry.api.KVFerryError` for writes that contradict the geometry, before any change.
         """
-        return self._writers.reserve(owner, salt, writes, now)
+        seconds = self._ttl if ttl is None else ttl
+        end = NEVER if seconds is None else now + seconds
+        return self._writers.reserve(owner, salt, writes, now, model, end, content)
 
     def complete(self, reservation: int, succeeded: Collection[int]) -> Completion:
         """The result of all writes of a reservation: the items in ``succeeded`` hold their bytes, the
@@ -184,9 +229,14 @@ class CacheManager:
                 reads += 1
         return WorkersLost(reads, writes)
 
-    def expire(self, now: float) -> Expired:
+    def expire(self, now: float, limit: int | None = None) -> Expired:
         """End what ran past its deadline. Expired reservations keep their slots out of use until
-        their result comes."""
+        their result comes.
+
+        With a ``limit`` it removes few chunks at once and leaves the rest to the next call, so that
+        the caller can let go of a lock in between: :meth:`next_deadline` then has come already.
+        Chunks whose time to live ended are not found, whether they were removed or not.
+        """
         reads: list[int] = []
         writes: list[int] = []
         for lease in self._leases.take_due(now):
@@ -197,11 +247,145 @@ class CacheManager:
                 self._readers.end(lease)
                 reads.append(lease.number)
         self._expired += len(reads) + len(writes)
-        return Expired(tuple(reads), tuple(writes))
+        residency = self._residency
+        ended = Removed(0, 0, 0)
+        if residency.deadlines.next_time() <= now:
+            ended = residency.end_due(now, 2 * residency.entries.rows if limit is None else limit)
+            self._ended += ended.removed + ended.kept
+        pins = residency.pins.end_due(now)
+        residency.unpin(None if limit is None else 4 * limit)
+        return Expired(tuple(reads), tuple(writes), tuple((pin.salt, pin.name) for pin in pins), ended)
 
     def next_deadline(self) -> float:
         """When :meth:`expire` has something to do next; infinity if never."""
-        return self._leases.next_deadline()
+        residency = self._residency
+        return min(self._leases.next_deadline(), residency.deadlines.next_time(), residency.pins.next_time())
+
+    # Pins
+
+    def pin(self, salt: str, name: str, key: bytes, seconds: float, now: float) -> PinOutcome:
+        """Let the chunk ``key`` and all before it stay until ``seconds`` from now, or until the pin of
+        this name ends, whichever is later.
+
+        The chunk may be visible or on its way, a full one or a tail. Pins of one name add up, and
+        pins of different names are independent. A pinned chunk is not evicted; cleared, dropped, or
+        ended, it goes like any other. Costs about 0.4 microseconds per chunk that the pin did not
+        cover yet.
+        """
+        residency = self._residency
+        entries, pins = residency.entries, residency.pins
+        row = entries.find_any(key)
+        if row == NOBODY:
+            return PinOutcome.ABSENT
+        full = pins.pinned >= pins.limit and not pins.count.view[row]
+        pin = None if full else pins.open(salt, name, now + seconds)
+        if pin is None:
+            pins.refused += 1
+            return PinOutcome.NO_ROOM
+        path = []
+        while row != ROOT and not pins.covers(pin, row):
+            path.append(row)
+            row = entries.parent.view[row]
+        path.reverse()
+        if not path:
+            return PinOutcome.PINNED
+        covered = pins.cover(pin, path, tail=not entries.is_full(path[-1]))
+        return PinOutcome.PINNED if covered == len(path) else PinOutcome.NO_ROOM
+
+    def extend_pin(self, name: str, seconds: float, now: float, salt: str | None = None) -> int:
+        """Let the pins of this name, of one salt or of all, last ``seconds`` from now at the least; how
+        many there are."""
+        found = self._pins_named(name, salt)
+        for pin_salt, _ in found:
+            self._residency.pins.open(pin_salt, name, now + seconds)
+        return len(found)
+
+    def unpin(self, name: str, salt: str | None = None) -> int:
+        """End the pins of this name, of one salt or of all; how many. Their chunks can be evicted once
+        :meth:`expire` has run, unless another pin covers them."""
+        found = self._pins_named(name, salt)
+        for key in found:
+            pin = self._residency.pins.find(*key)
+            if pin is not None:
+                self._residency.pins.end(pin)
+        return len(found)
+
+    def pins(self) -> tuple[PinView, ...]:
+        """Every pin, in the order of their making. About a microsecond each."""
+        pins = self._residency.pins
+        return tuple(PinView(pin.salt, pin.name, pin.end, len(pin.rows)) for pin in pins)
+
+    def _pins_named(self, name: str, salt: str | None) -> list[tuple[str, str]]:
+        if salt is not None:
+            return [(salt, name)] if self._residency.pins.find(salt, name) else []
+        return [(pin.salt, pin.name) for pin in self._residency.pins if pin.name == name]
+
+    # Quotas
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether the policy keeps owners apart. If not, the other methods on quotas must not be
+        called."""
+        return self._quotas is not None
+
+    def quota_report(self) -> QuotaReport:
+        """What owners hold. Grows with the number of quotas, not of owners."""
+        residency = self._residency
+        return self._some_quotas.report(residency.entries.rows - residency.count[State.FREE])
+
+    def set_quota(self, owner: str, quota: int | None) -> None:
+        """Give ``owner`` (a salt) a quota of ``quota`` bytes of its own; ``None`` is without limit.
+
+        A lower one counts from the owner's next reservation on; :meth:`enforce_quotas` makes it true.
+        """
+        self._some_quotas.set(owner, quota)
+
+    def set_default_quota(self, quota: int | None) -> None:
+        """Change what owners without a quota of their own may hold."""
+        self._some_quotas.set_default(quota)
+
+    def forget_quota(self, owner: str) -> bool:
+        """Let the default apply to ``owner`` again; ``False`` if it had no quota of its own."""
+        return self._some_quotas.forget(owner)
+
+    def enforce_quotas(self, owner: str | None = None) -> QuotaCursor:
+        """Evict, slice by slice, what ``owner``, or every owner, holds beyond its quota."""
+        return QuotaCursor(self._residency, self._some_quotas, owner)
+
+    @property
+    def _some_quotas(self) -> Quotas:
+        assert self._quotas is not None, "the policy keeps no quotas"
+        return self._quotas
+
+    # Events
+
+    def take_events(self, limit: int) -> list[CacheFact]:
+        """The oldest facts that were not taken yet, up to ``limit``; none unless they are recorded."""
+        return [] if self._events is None else self._events.take(limit)
+
+    @property
+    def events_behind(self) -> bool:
+        """Whether some visible chunk was not told of, because facts were lost once."""
+        events = self._events
+        return events is not None and events.told_count < len(self._residency.entries.digests)
+
+    def tell(self, keys: Sequence[bytes], start: int, content: Callable[[int], object]) -> int:
+        """Tell of the visible chunks ``keys[start:]``, a part of one chain from its head, that were not
+        told of yet. ``content(index)`` is what their writer would have said. How many were told of."""
+        if self._events is None or start >= len(keys):
+            return 0
+        entries = self._residency.entries
+        told = self._events.told.view
+        before = ROOT if not start else entries.digests.find(keys[start - 1])
+        if start and (before == NOBODY or not told[before]):
+            return 0
+        count = 0
+        for index, row in enumerate(entries.chain(entries.digests.find_run(keys[start:]), before), start):
+            if not told[row]:
+                if not self._events.tell(int(row), self._residency.fact(int(row), content(index))):
+                    break
+                count += 1
+        return count
 
     # Contents
 
@@ -228,23 +412,26 @@ class CacheManager:
         """Remove up to ``count`` chunks that nobody uses, tails first; how many were removed."""
         return self._residency.evict(count)
 
-    def clear(self, salt: str | None = None, limit: int | None = None) -> Removed:
-        """Remove all chunks, or those of one cache salt; writes under way will not become visible.
+    def clear(
+        self, salt: str | None = None, limit: int | None = None, *, model: str | None = None
+    ) -> Removed:
+        """Remove all chunks, or those of one salt, of one model (an adapter's name, empty for the base
+        model), or of both; writes under way will not become visible.
 
-        With ``limit`` at most so many chunks go, deepest first; call again, with the lock let go in
-        between, until nothing is removed or kept. Looks at the whole table each time.
+        With a ``limit``, no more than that many, tails first: call it again, letting go of a lock in
+        between, until nothing is removed or kept. For many chunks under a lock, drive
+        :meth:`clear_in_slices` instead.
         """
-        entries = self._residency.entries
-        states = entries.state.array
-        chosen = (states >= State.RESERVED) & (states <= State.VISIBLE)
-        if salt is not None:
-            chosen &= entries.salt.array == entries.salts.find(salt)
-        rows = np.flatnonzero(chosen)
-        pending = rows[states[rows] != State.VISIBLE]
-        rows = rows[states[rows] == State.VISIBLE]
-        order = np.argsort(-entries.depth.array[rows], kind="stable")
-        going = np.concatenate((pending, rows[order][:limit]))
-        return self._residency.drop(going.tolist())
+        cursor = self.clear_in_slices(salt, model=model)
+        chunks = self._residency.entries.rows + 1 if limit is None else limit
+        gone = 0
+        while gone < chunks and cursor.advance(chunks - gone):
+            gone = cursor.removed.chunks - cursor.removed.doomed
+        return cursor.removed
+
+    def clear_in_slices(self, salt: str | None = None, *, model: str | None = None) -> ClearCursor:
+        """A :meth:`clear` that gives the caller the chance to let go of the lock between slices."""
+        return ClearCursor(self._residency, salt, model)
 
     def stats(self) -> Stats:
         residency = self._residency
@@ -271,9 +458,14 @@ class CacheManager:
             busy=outcomes[WriteOutcome.BUSY],
             no_room=outcomes[WriteOutcome.NO_ROOM],
             no_parent=outcomes[WriteOutcome.NO_PARENT],
+            over_quota=outcomes[WriteOutcome.OVER_QUOTA],
             stored=residency.stored,
             aborted=residency.aborted,
             expired=self._expired,
+            ended=self._ended,
+            pins=len(residency.pins),
+            pinned=residency.pins.pinned,
+            pins_refused=residency.pins.refused,
         )
 
     def check(self) -> None:

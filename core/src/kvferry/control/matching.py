@@ -93,6 +93,9 @@ class MatchCursor:
         entries = self._readers.residency.entries
         part = self._keys[self._count : min(self._count + self._slice, self._wanted)]
         rows = entries.chain(entries.digests.find_run(part), self._last)
+        deadlines = self._readers.residency.deadlines
+        if deadlines.used:
+            rows = deadlines.living(rows, now)
         if len(rows) and not self._hold(rows, now):
             self._done = True
             return False
@@ -124,7 +127,7 @@ class MatchCursor:
         tokens = full * chunk
         readers.misses += self._wanted - full
         if self._limit > tokens:
-            tail, more = self._find_tail(tokens)
+            tail, more = self._find_tail(tokens, now)
             if more and self._hold(np.array([tail], np.int64), now):
                 tokens += more
         lease = self._lease
@@ -137,12 +140,13 @@ class MatchCursor:
         slots = residency.tier.slot.array[lease.rows].tolist()
         self.match = Match(lease.number, tuple(slots), tokens, chunk)
 
-    def _find_tail(self, tokens: int) -> tuple[int, int]:
+    def _find_tail(self, tokens: int, now: float) -> tuple[int, int]:
         """The entry that goes furthest beyond ``tokens``, and how many tokens it adds."""
         entries = self._readers.residency.entries
+        ended = self._readers.residency.deadlines.has_ended
         for digest, more in self._tail_keys(self._count):
             if tokens + more <= self._limit and more < entries.chunk_tokens:
                 row = entries.partials.find(digest)
-                if row != NOBODY and entries.parent.view[row] == self._last:
+                if row != NOBODY and entries.parent.view[row] == self._last and not ended(row, now):
                     return row, more
         return NOBODY, 0

@@ -71,6 +71,17 @@ class WriteOutcome(enum.Enum):
     """The tier is full of chunks in use; so are all behind it in its chain."""
     NO_PARENT = "no-parent"
     """The chunk before it is neither resident nor being written for this salt."""
+    OVER_QUOTA = "over-quota"
+    """Its owner holds all that it may, and all of that is in use; so are all behind it in its chain."""
+
+
+class PinOutcome(enum.Enum):
+    PINNED = "pinned"
+    """The chunk and all before it stay until the pin ends, or somebody clears or drops them."""
+    ABSENT = "absent"
+    """The chunk is neither resident nor being written. Nothing changed."""
+    NO_ROOM = "no-room"
+    """As much as may be pinned, is. What fitted, from the head, is pinned."""
 
 
 class WriteAnswer(NamedTuple):
@@ -110,6 +121,14 @@ class Removed:
     kept: int
     doomed: int
 
+    @property
+    def chunks(self) -> int:
+        """All of them."""
+        return self.removed + self.kept + self.doomed
+
+    def __add__(self, other: Removed) -> Removed:
+        return Removed(self.removed + other.removed, self.kept + other.kept, self.doomed + other.doomed)
+
 
 @frozen
 class OwnerEnded:
@@ -130,10 +149,24 @@ class WorkersLost:
 
 @frozen
 class Expired:
-    """Numbers of leases and reservations that ran past their deadline."""
+    """Numbers of leases and reservations that ran past their deadline, pins that did, each as (salt,
+    name), and what became of chunks whose time to live ended."""
 
     leases: tuple[int, ...]
     reservations: tuple[int, ...]
+    pins: tuple[tuple[str, str], ...] = ()
+    ended: Removed = Removed(0, 0, 0)
+
+
+@frozen
+class PinView:
+    """A pin: the salt it belongs to, its name, when it ends, and how many chunks it came to cover, those
+    included that were cleared meanwhile."""
+
+    salt: str
+    name: str
+    end: float
+    chunks: int
 
 
 @frozen(kw_only=True)
@@ -164,6 +197,14 @@ class Stats:
     busy: int
     no_room: int
     no_parent: int
+    over_quota: int
     stored: int
     aborted: int
     expired: int
+    ended: int
+    """Chunks whose time to live ended."""
+    pins: int
+    pinned: int
+    """Slots of chunks that some pin covers."""
+    pins_refused: int
+    """Chunks that were not pinned because of a limit."""

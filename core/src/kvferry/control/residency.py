@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from kvferry.api import Claim, EntryView, Evicted, EvictionPolicy, NotEnough
+from kvferry.api import Claim, EntryView, Evicted, EvictionPolicy, NotEnough, QuotaPolicy
 from kvferry.control.columns import Column, Ids, as_sequence
+from kvferry.control.deadlines import NEVER, Deadlines
 from kvferry.control.entries import ROOT, EntryTable, State
+from kvferry.control.events import EventLog, StoredFact
 from kvferry.control.outcomes import Removed
+from kvferry.control.pins import Pins
 from kvferry.control.tier import Tier
 
 
@@ -17,14 +20,29 @@ class Residency:
     """Entries, their slots and the number of leases on each.
 
     After every method: a visible entry's predecessors are visible; an entry with leases keeps its
-    slot; every usable slot is free or belongs to exactly one entry. Not thread-safe.
+    slot; every usable slot is free or belongs to exactly one entry; an entry ends no later than any
+    before it. Not thread-safe.
     """
 
-    def __init__(self, slots: int, chunk_tokens: int, block_tokens: int, policy: EvictionPolicy) -> None:
+    def __init__(
+        self,
+        slots: int,
+        chunk_tokens: int,
+        block_tokens: int,
+        policy: EvictionPolicy,
+        *,
+        quota_policy: QuotaPolicy | None = None,
+        max_pinned: int = 0,
+        events: EventLog | None = None,
+    ) -> None:
         self.entries = EntryTable(slots, chunk_tokens, block_tokens)
         self.tier = Tier(slots, slots, policy)
         self.leases = Column(slots)
         self.leased = 0
+        self.deadlines = Deadlines(slots)
+        self.pins = Pins(slots, max_pinned)
+        self.events = events
+        self._quota_policy = quota_policy
         self.count = [slots, *[0] * (len(State) - 1)]
         """Rows by state."""
         self.evictions = 0
@@ -60,9 +78,29 @@ class Residency:
             for row in idle[retiring].tolist():
                 self._free(row)
             idle = idle[~retiring]
+        if self.pins.pinned:
+            idle = idle[self.pins.count.array[idle] == 0]
         claimable = self.entries.leaves(idle)
         if len(claimable):
             self.tier.policy.release(as_sequence(claimable))
+
+    # Pins and ends
+
+    def unpin(self, limit: int | None) -> None:
+        """Up to ``limit`` entries, or all, leave pins that have ended; the policy is told of those that
+        can be claimed now."""
+        rows = self.pins.let_go(limit)
+        rows = rows[(self.entries.state.array[rows] == State.VISIBLE) & (self.leases.array[rows] == 0)]
+        claimable = self.entries.leaves(rows)
+        if len(claimable):
+            self.tier.policy.release(as_sequence(claimable))
+
+    def prolong(self, row: int, end: float) -> None:
+        """The entry, and so everything before it, ends no earlier than ``end``."""
+        deadlines, parent = self.deadlines, self.entries.parent.view
+        while row != ROOT and deadlines.end(row) < end:
+            deadlines.set(row, end)
+            row = parent[row]
 
     # Writes
 
@@ -74,9 +112,14 @@ class Residency:
         tokens: int,
         aliases: tuple[tuple[bytes, int], ...],
         salt: str,
+        model: str = "",
+        end: float = NEVER,
     ) -> int:
         """A reserved entry in a free slot; the caller knows that there is one."""
-        row = self.entries.add(digest, parent, depth, tokens, aliases, salt)
+        row = self.entries.add(digest, parent, depth, tokens, aliases, salt, model)
+        if end != NEVER or self.deadlines.used:
+            self.deadlines.set(row, end)
+            self.prolong(parent, end)
         self.tier.slot.view[row] = self.tier.pool.take()
         self.count[State.FREE] -= 1
         self.count[State.RESERVED] += 1
@@ -100,20 +143,23 @@ class Residency:
     def _publish(self, row: int) -> bool:
         entries = self.entries
         digest = entries.digests.digest(row)
-        if not entries.is_full(row) and entries.partials.find(digest) >= 0:
+        if not entries.is_full(row) and (longer := entries.partials.find(digest)) >= 0:
             # A longer chunk with the same beginning came first, so this tail adds nothing.
-            self.cut([row])
+            self._replace(row, longer)
             return False
         del entries.pending[digest]
         for alias in entries.partials.digests(row):
             present = entries.partials.find(alias)
             if present >= 0 and entries.digests.digest(present) == alias:
-                self.cut([present])
+                self._replace(present, row)
         entries.partials.publish(row)
-        if entries.is_full(row):
+        full = entries.is_full(row)
+        if full:
             entries.digests.list_row(row)
         self._move(row, State.VISIBLE)
         self.stored += 1
+        if full and self.events is not None:
+            self.events.stored(row, entries.parent.view[row], lambda content: self.fact(row, content))
         self.tier.policy.insert(
             EntryView(
                 row,
@@ -121,9 +167,33 @@ class Residency:
                 entries.depth.view[row],
                 1,
                 entries.salts.name(entries.salt.view[row]),
+                digest,
             )
         )
         return True
+
+    def _replace(self, tail: int, longer: int) -> None:
+        """A tail gives way to a chunk that begins with it, which takes over what was asked for it."""
+        if self.deadlines.used:
+            self.prolong(longer, self.deadlines.end(tail))
+        holders = self.pins.holders_of_tail(tail)
+        self.cut([tail])
+        for pin in holders:
+            if not self.pins.covers(pin, longer):
+                self.pins.cover(pin, [longer], tail=not self.entries.is_full(longer))
+
+    def fact(self, row: int, content: object) -> StoredFact:
+        """What is told of a visible full chunk."""
+        entries = self.entries
+        parent = entries.parent.view[row]
+        return StoredFact(
+            entries.digests.digest(row),
+            None if parent == ROOT else entries.digests.digest(parent),
+            entries.depth.view[row],
+            entries.salts.name(entries.salt.view[row]),
+            entries.model_name(row),
+            content,
+        )
 
     def write_ended(self, row: int) -> None:
         """Nobody writes this quarantined entry any more."""
@@ -138,6 +208,7 @@ class Residency:
         them still, unless ``written_by_nobody`` says that the given ones have had their result.
         """
         removed = kept = doomed = 0
+        mortal = self.deadlines.used
         for root in rows:
             if self.entries.state.view[root] not in (
                 State.RESERVED,
@@ -154,6 +225,10 @@ class Residency:
             for row in branch:
                 state = self.entries.state.view[row]
                 self.entries.clear_successors(row)
+                if self.pins.count.view[row]:
+                    self.pins.leave(row)
+                if mortal:
+                    self.deadlines.set(row, NEVER)
                 if state == State.VISIBLE:
                     self._conceal(row)
                     if self.leases.view[row]:
@@ -175,18 +250,48 @@ class Residency:
 
     def drop(self, rows: Iterable[int]) -> Removed:
         """:meth:`cut`, counted as a loss."""
-        gone = self.cut(rows)
+        return self._lost(self.cut(rows))
+
+    def drop_from_end(self, row: int, limit: int) -> tuple[int, Removed]:
+        """:meth:`cut_from_end`, counted as a loss."""
+        before, gone = self.cut_from_end(row, limit)
+        return before, self._lost(gone)
+
+    def _lost(self, gone: Removed) -> Removed:
         self.dropped += gone.removed + gone.kept
         return gone
 
-    def evict(self, need: int) -> int:
-        """Free up to ``need`` slots of entries that nobody uses; how many were freed."""
+    def cut_from_end(self, row: int, limit: int, top: int = ROOT) -> tuple[int, Removed]:
+        """:meth:`cut` up to ``limit`` entries at the end of some chain through ``row``, going towards
+        its head no further than ``top``. Answers with the entry before them, too."""
+        entries = self.entries
+        cut = entries.leaf(row)
+        for _ in range(limit - 1):
+            parent = entries.parent.view[cut]
+            if cut == top or parent == ROOT or not entries.only_successor(cut):
+                break
+            cut = parent
+        return entries.parent.view[cut], self.cut([cut])
+
+    def end_due(self, now: float, limit: int) -> Removed:
+        """Remove up to ``limit`` entries whose time to live has ended, tails before heads."""
+        ended = Removed(0, 0, 0)
+        while limit > 0 and (row := self.deadlines.due(now, limit)) >= 0:
+            _, gone = self.cut_from_end(row, limit, top=row)
+            ended += gone
+            limit -= gone.chunks
+        return ended
+
+    def evict(self, need: int, owner: str | None = None) -> int:
+        """Free up to ``need`` slots of entries that nobody uses, all of them ``owner``'s if given (the
+        policy then keeps owners apart); how many were freed."""
         if need <= 0:
             return 0
         claimed: list[int] = []
+        pins = self.pins.count.view
 
         def claim(row: int) -> Claim:
-            if self.entries.state.view[row] != State.VISIBLE or self.leases.view[row]:
+            if self.entries.state.view[row] != State.VISIBLE or self.leases.view[row] or pins[row]:
                 return Claim.LEASED
             if self.entries.has_successors(row):
                 return Claim.HAS_SUCCESSORS
@@ -194,23 +299,32 @@ class Residency:
             claimed.append(row)
             return Claim.TAKEN
 
-        answer = self.tier.policy.evict(need, claim)
+        answer = self._ask(owner, need, claim)
         if isinstance(answer, NotEnough):
             for row in reversed(claimed):
                 self.entries.link(row, self.entries.parent.view[row])
             claimed.clear()
             if answer.available <= 0:
                 return 0
-            answer = self.tier.policy.evict(answer.available, claim)
+            answer = self._ask(owner, answer.available, claim)
         assert isinstance(answer, Evicted)
         self.tier.policy.remove(answer.ids)
         parents = [self.entries.parent.view[row] for row in answer.ids]
+        mortal = self.deadlines.used
         for row in answer.ids:
+            if mortal:
+                self.deadlines.set(row, NEVER)
             self._conceal(row)
             self._free(row)
         self.evictions += len(answer.ids)
         self._bared(parents)
         return len(answer.ids)
+
+    def _ask(self, owner: str | None, need: int, claim: Callable[[int], Claim]) -> Evicted | NotEnough:
+        if owner is None:
+            return self.tier.policy.evict(need, claim)
+        assert self._quota_policy is not None, "the policy does not keep owners apart"
+        return self._quota_policy.evict_owned(owner, need, claim)
 
     def _bared(self, parents: Sequence[int]) -> None:
         """Tell the policy which of these can be claimed now that nothing stands behind them."""
@@ -221,6 +335,7 @@ class Residency:
             and self.entries.state.view[row] == State.VISIBLE
             and not self.entries.has_successors(row)
             and not self.leases.view[row]
+            and not self.pins.count.view[row]
         ]
         if free:
             self.tier.policy.release(free)
@@ -228,11 +343,15 @@ class Residency:
     def _conceal(self, row: int) -> None:
         if self.entries.is_full(row):
             self.entries.digests.unlist_row(row)
+            if self.events is not None:
+                self.events.removed(row, self.entries.digests.digest(row))
         self.entries.partials.hide(row)
 
     def _free(self, row: int) -> None:
         self._move(row, State.FREE)
         self.tier.pool.give(self.tier.slot.view[row])
+        if self.events is not None:
+            self.events.forget(row)
         self.entries.discard(row)
 
     def _move(self, row: int, state: State) -> None:

@@ -36,6 +36,17 @@ class SaltBook:
     def name(self, number: int) -> str:
         return self._name[number]
 
+    def count(self, salt: str) -> int:
+        """How many entries use a salt."""
+        return self._users.get(self._number.get(salt, 0), 0)
+
+    def some(self, after: int, limit: int) -> tuple[list[str], int]:
+        """The salts in use among the ``limit`` numbers after ``after``, and the last number looked at;
+        0 once there are no more."""
+        end = after + limit
+        names = [self._name[number] for number in range(after + 1, end + 1) if number in self._name]
+        return names, end if end < len(self._number) + len(self._free) else 0
+
     def users(self) -> dict[int, int]:
         """How many entries use each number, for audits."""
         return dict(self._users)

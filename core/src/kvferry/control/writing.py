@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -18,29 +18,54 @@ from kvferry.control.outcomes import (
     WriteAnswer,
     WriteOutcome,
 )
+from kvferry.control.quotas import Quotas
 from kvferry.control.residency import Residency
+
+ChunkContent = Callable[[ChunkWrite], object]
+"""What a writer says of a chunk to those who are told of it."""
+
+_CATCH_UP_CHUNKS = 16
+"""Chunks that a reservation evicts, beyond those it needs, of an owner whose quota was lowered."""
 
 
 class Writers:
     """Everything about writing: reservations, their results, and their failures."""
 
-    def __init__(self, residency: Residency, leases: LeaseTable, write_seconds: float) -> None:
+    def __init__(
+        self, residency: Residency, leases: LeaseTable, write_seconds: float, quotas: Quotas | None
+    ) -> None:
+        self.quotas = quotas
         self.residency = residency
         self.leases = leases
         self.write_seconds = write_seconds
         self.outcomes: Counter[WriteOutcome] = Counter()
 
-    def reserve(self, owner: str, salt: str, writes: Sequence[ChunkWrite], now: float) -> Reservation:
+    def reserve(
+        self,
+        owner: str,
+        salt: str,
+        writes: Sequence[ChunkWrite],
+        now: float,
+        model: str,
+        end: float,
+        content: ChunkContent | None,
+    ) -> Reservation:
         for write in writes:
             self._check(write)
-        plan = self._judge(writes, salt)
-        self._make_room(writes, plan)
+        plan = self._judge(writes, salt, now, end)
+        wanted = plan.count(None)
+        if wanted:
+            self._make_room(writes, plan, salt, wanted)
+        residency = self.residency
+        events = residency.events if content is not None else None
         answers: list[WriteAnswer] = []
         granted: dict[int, int] = {}
         for item, (write, outcome) in enumerate(zip(writes, plan, strict=True)):
-            answer = WriteAnswer(outcome) if outcome else self._place(write, salt)
+            answer = WriteAnswer(outcome) if outcome else self._place(write, salt, model, end)
             if answer.outcome is WriteOutcome.GRANTED:
-                granted[item] = self.residency.entries.pending[write.digest]
+                row = granted[item] = residency.entries.pending[write.digest]
+                if events is not None and content is not None and residency.entries.is_full(row):
+                    events.expect(row, content(write))
             answers.append(answer)
         self.outcomes.update(answer.outcome for answer in answers)
         if not granted:
@@ -48,16 +73,23 @@ class Writers:
         lease = self.leases.open_write(owner, now + self.write_seconds, granted)
         return Reservation(lease.number, tuple(answers))
 
-    def _judge(self, writes: Sequence[ChunkWrite], salt: str) -> list[WriteOutcome | None]:
-        """What is known before room is made; ``None`` for writes that only need room."""
+    def _judge(
+        self, writes: Sequence[ChunkWrite], salt: str, now: float, end: float
+    ) -> list[WriteOutcome | None]:
+        """What is known before room is made; ``None`` for writes that only need room.
+
+        A chunk that is there, or on its way, stays until ``end`` from now on. One that has ended and
+        is still there is what the writer would write, so it lives again.
+        """
         entries = self.residency.entries
+        mortal = self.residency.deadlines.used
         planned: dict[bytes, ChunkWrite] = {}
         plan: list[WriteOutcome | None] = []
         for write in writes:
             outcome = None
-            if self._resident(write) != NOBODY:
+            if (row := self._resident(write)) != NOBODY:
                 outcome = WriteOutcome.RESIDENT
-            elif write.digest in entries.pending or write.digest in planned:
+            elif (row := entries.pending.get(write.digest, NOBODY)) != NOBODY or write.digest in planned:
                 outcome = WriteOutcome.BUSY
             elif write.parent is not None:
                 before = planned.get(write.parent)
@@ -65,12 +97,22 @@ class Writers:
                     fits = before.tokens == entries.chunk_tokens
                     fits = fits and before.depth == write.depth - 1
                 else:
-                    fits = self._fits(write, self._parent(write), salt)
+                    fits = self._fits(write, self._parent(write), salt, now)
                 outcome = None if fits else WriteOutcome.NO_PARENT
+            if mortal and row != NOBODY:
+                if self._stands(row, now):
+                    self.residency.prolong(row, end)
+                else:
+                    outcome = WriteOutcome.NO_PARENT
             if outcome is None:
                 planned[write.digest] = write
             plan.append(outcome)
         return plan
+
+    def _stands(self, row: int, now: float) -> bool:
+        """Whether what is before the row has not ended."""
+        parent = self.residency.entries.parent.view[row]
+        return parent == ROOT or not self.residency.deadlines.has_ended(parent, now)
 
     def _resident(self, write: ChunkWrite) -> int:
         entries = self.residency.entries
@@ -86,20 +128,26 @@ class Writers:
         row = entries.digests.find(write.parent)
         return row if row != NOBODY else entries.pending.get(write.parent, NOBODY)
 
-    def _fits(self, write: ChunkWrite, parent: int, salt: str) -> bool:
+    def _fits(self, write: ChunkWrite, parent: int, salt: str, now: float) -> bool:
         entries = self.residency.entries
         return (
             parent != NOBODY
+            and not self.residency.deadlines.has_ended(parent, now)
             and entries.is_full(parent)
             and entries.depth.view[parent] == write.depth - 1
             and entries.salts.name(entries.salt.view[parent]) == salt
         )
 
-    def _make_room(self, writes: Sequence[ChunkWrite], plan: Sequence[WriteOutcome | None]) -> None:
-        """Evict for what is wanted, but nothing that this batch stands on or has in common."""
+    def _make_room(
+        self, writes: Sequence[ChunkWrite], plan: list[WriteOutcome | None], salt: str, wanted: int
+    ) -> None:
+        """Evict for what is wanted, but nothing that this batch stands on or has in common. Writes
+        beyond the owner's quota are refused in ``plan``."""
         residency = self.residency
-        missing = plan.count(None) - residency.tier.pool.free
-        if missing <= 0:
+        allowed = self.quotas.slots(salt) if self.quotas is not None else None
+        held = residency.entries.salts.count(salt)
+        over = allowed is not None and held + wanted > allowed
+        if not over and wanted <= residency.tier.pool.free:
             return
         rows: set[int] = set()
         states = residency.entries.state.view
@@ -109,16 +157,32 @@ class Writers:
         rows.discard(NOBODY)
         protected = np.array(sorted(row for row in rows if states[row] == State.VISIBLE), np.int64)
         residency.hold(protected)
-        residency.evict(missing)
+        if over and allowed is not None:
+            surplus = held - max(0, allowed - wanted)
+            residency.evict(min(surplus, wanted + _CATCH_UP_CHUNKS), salt)
+            wanted = self._refuse(plan, salt, allowed - residency.entries.salts.count(salt))
+        residency.evict(wanted - residency.tier.pool.free)
         residency.let_go(protected)
 
-    def _place(self, write: ChunkWrite, salt: str) -> WriteAnswer:
+    def _refuse(self, plan: list[WriteOutcome | None], salt: str, left: int) -> int:
+        """Let the first ``left`` writes of a plan stand; how many stand."""
+        open_items = [item for item, outcome in enumerate(plan) if outcome is None]
+        over = open_items[max(0, left) :]
+        for item in over:
+            plan[item] = WriteOutcome.OVER_QUOTA
+        if over and self.quotas is not None:
+            self.quotas.refuse(salt, len(over))
+        return len(open_items) - len(over)
+
+    def _place(self, write: ChunkWrite, salt: str, model: str, end: float) -> WriteAnswer:
         """Grant a slot. Writes come in chain order, so a parent of this batch has its row already."""
         residency = self.residency
         parent = self._parent(write)
         if not residency.tier.pool.free or (write.depth and parent == NOBODY):
             return WriteAnswer(WriteOutcome.NO_ROOM)
-        row = residency.admit(write.digest, parent, write.depth, write.tokens, write.aliases, salt)
+        row = residency.admit(
+            write.digest, parent, write.depth, write.tokens, write.aliases, salt, model, end
+        )
         return WriteAnswer(WriteOutcome.GRANTED, residency.tier.slot.view[row])
 
     def complete(self, number: int, succeeded: Collection[int]) -> Completion:

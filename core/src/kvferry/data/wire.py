@@ -10,7 +10,7 @@ import msgspec
 
 from kvferry.data.plans import TransferResult
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAXIMUM_MESSAGE_BYTES = 16 << 20
 
 
@@ -71,6 +71,22 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 class SayHello(msgspec.Struct, frozen=True, tag="say-hello"):
     """The scheduler does not know the sender: it should introduce itself again."""
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """An operator's question, encoded; ``version`` says how. The form of this message never changes."""
+
+    version: int
+    token: str
+    question: msgspec.Raw
+
+
+class Told(msgspec.Struct, frozen=True, tag="told"):
+    """The answer, encoded, or why there is none. The form of this message never changes."""
+
+    version: int
+    refused: str = ""
+    answer: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
 FromWorker = Hello | Ready | Done | Beat | Bye

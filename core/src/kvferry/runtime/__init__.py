@@ -13,17 +13,22 @@ from kvferry.runtime.engine import (
     open_scheduler,
     open_worker,
 )
-from kvferry.runtime.requests import LoadMode, RequestOptions, RequestState
+from kvferry.runtime.events import CacheEvent, ForgetAll, RemovedChunks, StoredRun
+from kvferry.runtime.grain import GroupShape
+from kvferry.runtime.requests import LoadMode, PinRequest, RequestOptions, RequestState
 from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry.runtime.startup import Prepared, prepare
 from kvferry.runtime.worker import StepReport, WorkerRuntime
 
 __all__ = [
+    "CacheEvent",
     "Config",
     "ConfigSources",
     "EngineDescription",
     "EngineGroup",
     "Fact",
+    "ForgetAll",
+    "GroupShape",
     "HostEnvironment",
     "KVFerryError",
     "KeyChain",
@@ -31,13 +36,16 @@ __all__ = [
     "LoadMode",
     "MediaItem",
     "PagePlane",
+    "PinRequest",
     "Prepared",
+    "RemovedChunks",
     "RequestOptions",
     "RequestState",
     "SavingOptions",
     "SchedulerRuntime",
     "StepPlan",
     "StepReport",
+    "StoredRun",
     "Transfer",
     "WorkerRuntime",
     "find_config",

@@ -22,6 +22,7 @@ from kvferry.api import ErrorKind, KVFerryError, Retry
 _SOCKET = "side.sock"
 _TOKEN = "token"
 _LOCK = "lock"
+_CARD = "about.json"
 _LOCK_ATTEMPTS = 10
 _LOCK_PAUSE_SECONDS = 0.01
 _UNIX_PATH_LIMIT = 107
@@ -35,8 +36,7 @@ class MeetingPlace:
     """
 
     def __init__(self, engine_id: str, runtime_dir: str | None, environment: Mapping[str, str]) -> None:
-        base = runtime_dir or environment.get("XDG_RUNTIME_DIR")
-        root = Path(base) / "kvferry" if base else Path(f"/tmp/kvferry-{os.getuid()}")
+        root = runtime_root(runtime_dir, environment)
         self.folder = root / hashlib.sha256(engine_id.encode()).hexdigest()[:24]
         self._lock: int | None = None
         if len(os.fsencode(self.folder / _SOCKET)) > _UNIX_PATH_LIMIT:
@@ -53,8 +53,17 @@ class MeetingPlace:
         """ZeroMQ address of the side channel."""
         return f"ipc://{self.folder / _SOCKET}"
 
-    def claim(self) -> str:
-        """Make the folder this process's own and return the fresh secret. Scheduler only.
+    @classmethod
+    def at(cls, folder: Path) -> MeetingPlace:
+        """The place whose folder is known already, for whoever looks around on this host."""
+        place = cls.__new__(cls)
+        place.folder = folder
+        place._lock = None
+        return place
+
+    def claim(self, card: str = "") -> str:
+        """Make the folder this process's own and return the fresh secret. Scheduler only. ``card`` is
+        what it says about itself to whoever looks around.
 
         Raises :class:`KVFerryError` when another living engine with the same id holds it. A dead
         owner's folder is taken over.
@@ -65,12 +74,17 @@ class MeetingPlace:
             self._lock = self._try_lock()
         _sweep(self.folder.parent)
         token = secrets.token_hex(32)
-        temporary = self.folder / f".{_TOKEN}.{os.getpid()}"
+        if card:
+            self._write(_CARD, card)
+        self._write(_TOKEN, token)
+        return token
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.folder / f".{name}.{os.getpid()}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            file.write(token)
-        temporary.replace(self.folder / _TOKEN)
-        return token
+            file.write(text)
+        temporary.replace(self.folder / name)
 
     def _try_lock(self) -> int | None:
         """Descriptor of the held lock, or None when its file was just removed by a leaving owner."""
@@ -103,6 +117,25 @@ class MeetingPlace:
         except OSError:
             return None
 
+    def read_card(self) -> str | None:
+        """What the scheduler says about itself to whoever looks around, or None."""
+        try:
+            return (self.folder / _CARD).read_text()
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def alive(self) -> bool:
+        """Whether some process holds the place. Touches nothing."""
+        try:
+            lock = _locked(self.folder / _LOCK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if lock is not None:
+            os.close(lock)
+        return False
+
     def release(self) -> None:
         """Remove the folder and give up the claim. Idempotent."""
         if self._lock is None:
@@ -110,6 +143,22 @@ class MeetingPlace:
         _remove(self.folder)
         os.close(self._lock)
         self._lock = None
+
+
+def runtime_root(runtime_dir: str | None, environment: Mapping[str, str]) -> Path:
+    """The folder below which all instances of this user have their meeting folders."""
+    base = runtime_dir or environment.get("XDG_RUNTIME_DIR")
+    return Path(base) / "kvferry" if base else Path(f"/tmp/kvferry-{os.getuid()}")
+
+
+def meeting_places(root: Path) -> list[MeetingPlace]:
+    """Every meeting folder below ``root`` that belongs to this user, in the order of their names."""
+    try:
+        folders = sorted(root.iterdir())
+        private = root.lstat().st_uid == os.getuid()
+    except OSError:
+        return []
+    return [MeetingPlace.at(folder) for folder in folders if private and folder.is_dir()]
 
 
 def _remove(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,6 +23,10 @@ from kvferry.data.store_side import StoreSide
 from kvferry.data.wire import WIRE_VERSION
 from kvferry.plugins import LoadedPlugins
 from kvferry.runtime.address import MeetingPlace
+from kvferry.runtime.admin import TierCard
+from kvferry.runtime.events import FACTS_KEPT
+from kvferry.runtime.grain import GroupShape
+from kvferry.runtime.instances import instance_card
 from kvferry.runtime.requests import LoadMode
 from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry.runtime.worker import WorkerRuntime
@@ -42,10 +47,20 @@ class EngineDescription:
 
     engine_id: str
     world_size: int
-    block_tokens: int
-    block_bytes: int
-    """Of one block over all layers and groups of the rank with the most of them."""
-    groups: int
+    groups: tuple[GroupShape, ...]
+    """The KV cache groups in the order of the engine's block tables."""
+    block_bytes: tuple[int, ...]
+    """Per group, of one block over all its layers on the rank with the most of them."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens that are whole blocks in every group: the grain of hits."""
+        return math.lcm(*(group.block_tokens for group in self.groups))
+
+    def bytes_of(self, tokens: int) -> int:
+        """Bytes of so many tokens, whole blocks in every group."""
+        sizes = zip(self.groups, self.block_bytes, strict=True)
+        return sum(tokens // group.block_tokens * size for group, size in sizes)
 
 
 @frozen(kw_only=True)
@@ -55,6 +70,8 @@ class SavingOptions:
     load: LoadMode = LoadMode.AUTO
     save_generated: bool = True
     verify: bool = False
+    events: bool = False
+    """Whether the host publishes what becomes of the tier's content."""
 
 
 def open_scheduler(
@@ -65,28 +82,36 @@ def open_scheduler(
     environment: Mapping[str, str],
 ) -> SchedulerRuntime:
     """Build and open the scheduler side. Raises :class:`KVFerryError`; does not wait for workers."""
-    tier = next(iter(config.tiers.values()))
-    policy = plugins.factory("eviction", tier.eviction.use)
-    slot_bytes = engine.block_bytes * (config.chunk_tokens // engine.block_tokens)
+    name, tier = next(iter(config.tiers.items()))
+    factory = plugins.factory("eviction", tier.eviction.use)
+    policy = factory() if tier.eviction.options is None else factory(tier.eviction.options)
+    slot_bytes = engine.bytes_of(config.chunk_tokens)
     manager = CacheManager(
         capacity=max(1, tier.capacity // slot_bytes),
         chunk_tokens=config.chunk_tokens,
         block_tokens=engine.block_tokens,
-        policy=policy() if tier.eviction.options is None else policy(tier.eviction.options),
+        policy=policy,
         lease_seconds=LEASE_SECONDS,
         write_seconds=WRITE_SECONDS,
+        quotas=policy if plugins.eviction(tier.eviction.use).quotas else None,
+        slot_bytes=slot_bytes,
+        max_pinned=tier.max_pinned,
+        ttl=tier.ttl,
+        events=FACTS_KEPT if options.events else 0,
     )
     runtime = SchedulerRuntime(
         manager,
         MeetingPlace(engine.engine_id, config.runtime_dir, environment),
         world_size=engine.world_size,
         fingerprint=fingerprint(config, plugins),
-        block_tokens=engine.block_tokens,
         chunk_tokens=config.chunk_tokens,
         groups=engine.groups,
         load_mode=options.load,
         save_generated=options.save_generated,
-        quick_load_tokens=QUICK_LOAD_BYTES * engine.block_tokens // engine.block_bytes,
+        quick_load_tokens=QUICK_LOAD_BYTES * engine.block_tokens // engine.bytes_of(engine.block_tokens),
+        tier=TierCard(name=name, slot_bytes=slot_bytes),
+        card=instance_card(config, engine.engine_id),
+        events=options.events,
     )
     runtime.open()
     return runtime

@@ -12,12 +12,16 @@ from kvferry.runtime.requests import RequestState
 
 @frozen
 class Granted:
-    """One chunk of a save: item of its reservation, slot, index in its chain, tokens."""
+    """One chunk of a save: item of its reservation, slot, index in its chain, tokens.
+
+    ``missing`` blocks at its beginning are not there to be saved, per group; empty means all are.
+    """
 
     item: int
     slot: int
     chunk: int
     tokens: int
+    missing: tuple[int, ...] = ()
 
 
 @frozen(kw_only=True)

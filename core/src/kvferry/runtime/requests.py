@@ -10,12 +10,23 @@ from attrs import define, frozen
 from kvferry.control.keys import KeyChain, MediaItem
 
 
+@frozen
+class PinRequest:
+    """Keep what a request hits or stores for ``seconds``, under a name that operators see."""
+
+    name: str
+    seconds: float
+
+
 @frozen(kw_only=True)
 class RequestOptions:
-    """What a client may ask for one request."""
+    """What a client may ask for one request. ``ttl`` is how many seconds the chunks that it stores
+    live; ``None`` leaves it to the tier."""
 
     store: bool = True
     load: bool = True
+    pin: PinRequest | None = None
+    ttl: float | None = None
 
 
 class LoadMode(enum.Enum):
@@ -54,8 +65,13 @@ class RequestState:
     chain: KeyChain
     salt: str
     options: RequestOptions
+    model: str = ""
+    """Name of the adapter; empty for the served base model."""
     media: tuple[MediaItem, ...] = ()
     blocks: tuple[list[int], ...] = ()
+    settled: int = 0
+    """Tokens that were computed before the step under way. What a window had left behind by then is
+    anybody's now."""
     next_chunk: int = 0
     saved_tail: int = 0
     """Tokens of the longest beginning that was offered as a tail, counted from the prompt's start."""
@@ -67,6 +83,8 @@ class RequestState:
     matched_tokens: int = 0
     matched_version: int = -1
     local_tokens: int = 0
+    hit_tokens: int = 0
+    """What of ``matched_tokens`` lies beyond ``local_tokens`` and can be restored."""
     preemptions: int = 0
     saves: int = 0
     """Transfers of this request that have been planned and have no result yet."""
@@ -98,4 +116,5 @@ class RequestState:
         self.matched_slots = ()
         self.matched_tokens = 0
         self.local_tokens = 0
+        self.hit_tokens = 0
         self.outdated = False

@@ -18,22 +18,30 @@ from kvferry.control.outcomes import ChunkWrite, LeaseOutcome, Stats, WriteOutco
 from kvferry.data.plans import StepPlan, Transfer, TransferResult
 from kvferry.data.wire import Bye, Done, FromWorker, Hello, Ready
 from kvferry.runtime.address import MeetingPlace
+from kvferry.runtime.admin import AdminDesk, TierCard
+from kvferry.runtime.events import CacheEvent
 from kvferry.runtime.fair_lock import FairLock
+from kvferry.runtime.grain import Grain, GroupShape
 from kvferry.runtime.in_flight import Ended, Granted, InFlightLoad, InFlightSave, InFlightTransfers
-from kvferry.runtime.offers import Grain, load, matched_digest, offers, save
+from kvferry.runtime.keeping import Keeper
+from kvferry.runtime.offers import load, matched_digest, offers, save, window_blocks
 from kvferry.runtime.requests import LoadMode, LoadState, RequestState
 from kvferry.runtime.roster import WorkerRoster
 from kvferry.runtime.side_channel import SideChannelServer
+from kvferry.runtime.windows import StoredWindows, WindowReads, first_kept, missing_of
 
 logger = logging.getLogger(__name__)
 
-_REFUSED = (WriteOutcome.NO_ROOM, WriteOutcome.NO_PARENT)
+_REFUSED = (WriteOutcome.NO_ROOM, WriteOutcome.NO_PARENT, WriteOutcome.OVER_QUOTA)
+_NOT_FOUND_ROOM = (WriteOutcome.NO_ROOM, WriteOutcome.NO_PARENT)
 
 NO_SLOT = -1
 """Never a slot: a plan that names it is refused by the worker and reported as failed."""
 CHUNKS_PER_SAVE = 4
 """Chunks reserved under one hold of the lock, and written by one transfer: reserving one with an
 eviction takes about 20 microseconds."""
+EXPIRED_AT_ONCE = 16
+"""Chunks whose time to live ended that are removed under one hold of the lock."""
 
 
 @frozen(kw_only=True)
@@ -56,7 +64,8 @@ class SchedulerRuntime:
     Threads: the request methods belong to the scheduler's thread; ``statistics`` may be called from
     any thread. ``world_size`` ranks must report before anything becomes visible. With
     ``LoadMode.AUTO``, loads of at most ``quick_load_tokens`` tokens may run in front of a forward
-    pass. ``clock`` is monotonic seconds.
+    pass. ``clock`` is monotonic seconds. ``tier`` and ``card`` are what operators are told; ``events``
+    says that :meth:`take_events` will be called every step.
     """
 
     def __init__(
@@ -66,23 +75,36 @@ class SchedulerRuntime:
         *,
         world_size: int,
         fingerprint: str,
-        block_tokens: int,
         chunk_tokens: int,
-        groups: int,
+        groups: Sequence[GroupShape],
         load_mode: LoadMode,
         save_generated: bool,
         quick_load_tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        tier: TierCard | None = None,
+        card: str = "",
+        events: bool = False,
     ) -> None:
         self._manager = manager
         self._place = place
-        self._grain = Grain(block_tokens, chunk_tokens)
-        self._groups = groups
+        self._grain = Grain.of(chunk_tokens, groups)
+        self._windows = StoredWindows(self._grain)
+        self._reads = WindowReads()
         self._load_mode = load_mode
         self._quick_load_tokens = quick_load_tokens
         self._save_generated = save_generated
         self._clock = clock
+        self._card = card
         self._lock = FairLock()
+        self._keeper = Keeper(manager, self._lock, clock, events)
+        self._desk = AdminDesk(
+            manager,
+            self._lock,
+            tier or TierCard(),
+            statistics=self._numbers,
+            on_change=self._changed,
+            clock=clock,
+        )
         self._server: SideChannelServer | None = None
         self._roster = WorkerRoster(world_size, fingerprint)
         self._in_flight = InFlightTransfers(world_size)
@@ -102,8 +124,8 @@ class SchedulerRuntime:
 
     def open(self) -> None:
         """Claim the meeting place and start the service thread. Does not wait for workers."""
-        token = self._place.claim()
-        server = SideChannelServer(self._place.endpoint, token, self._on_message, self._on_tick)
+        token = self._place.claim(self._card)
+        server = SideChannelServer(self._place.endpoint, token, self.deliver, self.run_timers, self._desk)
         try:
             server.open()
         except KVFerryError:
@@ -157,12 +179,14 @@ class SchedulerRuntime:
         state.extend_chain(tokens)
         if not self._still_matched(state):
             self._match(state, limit)
-        found = state.matched_tokens if state.load is LoadState.MATCHED else 0
-        gained = max(0, found - local_tokens)
-        if gained == 0:
+        end = 0
+        if state.load is LoadState.MATCHED:
+            end = self._windows.reach(state.matched_slots, state.matched_tokens, local_tokens)
+        state.hit_tokens = max(0, end - local_tokens)
+        if state.hit_tokens == 0:
             self._give_back(state)
         state.local_tokens = local_tokens
-        return gained
+        return state.hit_tokens
 
     def loads_beside(self, request_id: str) -> bool:
         """Whether what :meth:`match` just found will be loaded beside other requests' forward passes.
@@ -171,7 +195,7 @@ class SchedulerRuntime:
         the engine a step or two, and delays nobody as long as nobody else runs.
         """
         state = self._requests[request_id]
-        quick = state.matched_tokens - state.local_tokens <= self._quick_load_tokens
+        quick = state.hit_tokens <= self._quick_load_tokens
         alone = not self._running and not self._loads and not self._sync_loads
         state.load_beside = self._load_mode is LoadMode.ASYNC or (
             self._load_mode is LoadMode.AUTO and not (quick and alone)
@@ -214,12 +238,15 @@ class SchedulerRuntime:
             state.matched_slots = match.slots
             state.matched_tokens = match.tokens
             state.load = LoadState.MATCHED
+            self._keeper.matched(state, match.tokens // self._grain.chunk)
 
     def allocated(self, request_id: str, external_tokens: int, blocks: Sequence[Sequence[int]]) -> None:
         """The engine gave the request blocks; ``external_tokens`` of them are to be loaded.
 
-        Zero gives the matched chunks back: the engine, or another connector, does without them.
+        Zero gives the matched chunks back: the engine, or another connector, does without them. To be
+        told for every request, followed or not: its blocks may have been another's until now.
         """
+        self.taken(blocks)
         state = self._requests.get(request_id)
         if state is None:
             return
@@ -234,7 +261,7 @@ class SchedulerRuntime:
     def _plan_load(self, state: RequestState, external_tokens: int, blocks: Sequence[Sequence[int]]) -> None:
         grain = self._grain
         end = state.local_tokens + external_tokens
-        rows = range(state.local_tokens // grain.block, end // grain.block)
+        tokens = range(state.local_tokens, end)
         chunks = range(state.local_tokens // grain.chunk, (end - 1) // grain.chunk + 1)
         digests = {chunk: matched_digest(state, chunk, grain) for chunk in chunks}
         with self._lock:
@@ -242,7 +269,7 @@ class SchedulerRuntime:
             held = self._manager.begin_load(state.lease) is LeaseOutcome.OK
         # Without the lease nothing is read: the load fails as a whole, and proves no chunk bad.
         slots = state.matched_slots if held else (NO_SLOT,) * len(state.matched_slots)
-        transfer = load(self._in_flight.next_id(), state, rows, slots, blocks, grain)
+        transfer = load(self._in_flight.next_id(), state, tokens, slots, blocks, grain)
         flight = InFlightLoad(
             state=state,
             lease=state.lease,
@@ -259,6 +286,15 @@ class SchedulerRuntime:
         state.next_chunk = max(state.next_chunk, end // grain.chunk)
         (self._loads if state.load_beside else self._sync_loads).append(transfer)
 
+    def taken(self, blocks: Sequence[Sequence[int]]) -> None:
+        """The engine hands these blocks out, per group, and the coming step may overwrite them.
+
+        With windows this must be told of all blocks before :meth:`step_plan`, those of requests that
+        kvferry does not follow included; :meth:`allocated` and :meth:`scheduled` do so themselves.
+        """
+        if self._grain.windows:
+            self._reads.take(blocks)
+
     def scheduled(
         self,
         request_id: str,
@@ -267,19 +303,26 @@ class SchedulerRuntime:
         *,
         replace_blocks: bool,
         known_tokens: int,
+        computed_before: int | None = None,
     ) -> None:
-        """This step computes the request's tokens up to ``computed``.
+        """This step computes the request's tokens up to ``computed``, from ``computed_before`` on.
 
         ``new_blocks`` are appended to the block tables, or replace them. Only tokens whose ids are
-        known (``known_tokens``) can be keyed, so drafts and placeholders are never saved.
+        known (``known_tokens``) can be keyed, so drafts and placeholders are never saved. Where
+        ``computed_before`` is not said, a group with a window is taken to have kept no more than the
+        window before ``computed``.
         """
+        if new_blocks is not None:
+            self.taken(new_blocks)
         state = self._requests.get(request_id)
         if state is None:
             return
         if state.load is LoadState.LOADING:
             state.load = LoadState.FINISHED
         if replace_blocks or not state.blocks:
-            state.blocks = tuple([] for _ in range(self._groups))
+            state.blocks = tuple([] for _ in self._grain.groups)
+            state.settled = 0
+        state.settled = max(state.settled, computed if computed_before is None else computed_before)
         if new_blocks is not None:
             for table, more in zip(state.blocks, new_blocks, strict=True):
                 table.extend(more)
@@ -334,6 +377,7 @@ class SchedulerRuntime:
             valid = min(valid, state.prompt_tokens)
         if state.options.store and not state.outdated and blocks and all(blocks) and state.blocks:
             state.blocks = tuple(list(table) for table in blocks)
+            state.settled = max(state.settled, computed)
             if state.orphaned:
                 # Its beginning was evicted while it ran. Offered once more, the whole of it can be
                 # found by the next turn; without that, nothing of it can.
@@ -341,6 +385,9 @@ class SchedulerRuntime:
             self._plan_saves(state, valid, tail_limit=valid)
         if state.saves == 0:
             return False
+        if not any(blocks):
+            # It was preempted since the last step: what it saves lies in blocks that are others' by now.
+            self._flush.append(request_id)
         self._ended.append(request_id)
         return True
 
@@ -348,6 +395,10 @@ class SchedulerRuntime:
         """Everything planned since the last call. ``running`` are all requests that this step computes
         tokens of, those that kvferry does not follow included."""
         self._running = set(running)
+        if self._grain.windows:
+            with self._lock:
+                overtaken = self._reads.overtaken()
+            self._flush += [name for name in overtaken if name not in self._flush]
         plan = StepPlan(
             sync_loads=tuple(self._sync_loads),
             loads=tuple(self._loads),
@@ -366,12 +417,16 @@ class SchedulerRuntime:
         Nothing that was stored before is loaded from now on, and nothing that was computed or loaded
         before is stored. A load under way goes on: the engine must not be reset during one.
         """
-        with self._lock:
-            self._manager.clear()
-            self._stores += 1
         for state in self._requests.values():
             self._give_back(state)
             state.outdated = bool(state.blocks) or state.load is LoadState.LOADING
+        with self._lock:
+            cursor = self._manager.clear_in_slices()
+        more = True
+        while more:
+            with self._lock:
+                more = cursor.advance()
+                self._changed()
 
     def forget(self, request_id: str) -> None:
         """Stop following a request, for example because its tokens cannot be keyed."""
@@ -383,11 +438,19 @@ class SchedulerRuntime:
         with self._lock:
             return SchedulerStatistics(**self._totals), self._manager.stats()
 
+    def take_events(self) -> list[CacheEvent]:
+        """What became of the tier's content since the last call, in order; nothing unless asked for.
+
+        Full chunks only. A bounded part at a time, so call it every step. On the scheduler's thread.
+        """
+        return self._keeper.take_events()
+
     # -- saves ----------------------------------------------------------------------------------
 
     def _plan_saves(self, state: RequestState, valid: int, tail_limit: int) -> None:
         """Offer what of the first ``valid`` tokens was not offered yet, a few chunks at a time."""
-        valid = min(valid, min(len(table) for table in state.blocks) * self._grain.block)
+        held = zip(self._grain.groups, state.blocks, strict=True)
+        valid = min(valid, min(group.block_tokens * len(table) for group, table in held))
         try:
             state.extend_chain(valid)
             writes = offers(state, valid, tail_limit, self._grain)
@@ -405,12 +468,12 @@ class SchedulerRuntime:
         with self._lock:
             if not self._roster.complete:
                 return False
-            reservation = self._manager.reserve(state.id, state.salt, writes, now=self._clock())
+            reservation = self._keeper.reserve(state, writes, self._clock())
             outcomes = [item.outcome for item in reservation.items]
-            self._count(refused_saves=sum(outcome in _REFUSED for outcome in outcomes))
+            self._count(refused_saves=sum(outcome in _NOT_FOUND_ROOM for outcome in outcomes))
         if reservation.id is not None:
             granted = tuple(
-                Granted(item, answer.slot, write.depth, write.tokens)
+                self._granted(state, item, answer.slot, write)
                 for item, (write, answer) in enumerate(zip(writes, reservation.items, strict=True))
                 if answer.outcome is WriteOutcome.GRANTED
             )
@@ -420,6 +483,8 @@ class SchedulerRuntime:
                 self._in_flight.add(transfer.id, flight)
                 # Counted under the lock: results count down on the service thread.
                 state.saves += 1
+                if self._grain.windows:
+                    self._reads.begin(transfer.id, state.id, window_blocks(transfer, self._grain))
             self._saves.append(transfer)
         for write, outcome in zip(writes, outcomes, strict=True):
             if outcome in _REFUSED:
@@ -431,9 +496,18 @@ class SchedulerRuntime:
                 state.saved_tail = write.depth * self._grain.chunk + write.tokens
         return True
 
+    def _granted(self, state: RequestState, item: int, slot: int, write: ChunkWrite) -> Granted:
+        if not self._grain.windows:
+            return Granted(item, slot, write.depth, write.tokens)
+        missing = missing_of(write.depth, first_kept(state, self._grain), self._grain)
+        self._windows.granted(slot, missing)
+        return Granted(item, slot, write.depth, write.tokens, missing)
+
     # -- what workers report, on the service thread -----------------------------------------------
 
-    def _on_message(self, message: FromWorker) -> str | None:
+    def deliver(self, message: FromWorker) -> str | None:
+        """Apply a worker's message; for a hello, why it is refused, or None. For whoever hosts the
+        service: the side channel's thread after :meth:`open`, otherwise the caller's own loop."""
         now = self._clock()
         if isinstance(message, Hello):
             return self._on_hello(message, now)
@@ -459,11 +533,17 @@ class SchedulerRuntime:
             logger.info("kvferry: rank %d is here with %d slots", hello.rank, hello.slots)
         return refusal
 
-    def _on_tick(self) -> None:
+    def run_timers(self) -> None:
+        """End what ran past its deadline, and notice silent workers. Hosted as :meth:`deliver` is."""
         now = self._clock()
+        due = True
+        while due:
+            # Slice by slice, since any number of chunks may end at one time.
+            with self._lock:
+                due = now >= self._manager.next_deadline()
+                if due:
+                    self._manager.expire(now, EXPIRED_AT_ONCE)
         with self._lock:
-            if now >= self._manager.next_deadline():
-                self._manager.expire(now)
             silent = self._roster.newly_silent(now)
         for rank in silent:
             logger.warning("kvferry: rank %d is silent; no hits until it answers", rank)
@@ -474,6 +554,7 @@ class SchedulerRuntime:
             if ended is None:
                 return
             if isinstance(ended.flight, InFlightSave):
+                self._reads.end(result.id)
                 self._save_ended(ended.flight, ended)
             else:
                 self._load_ended(ended.flight, ended)
@@ -521,6 +602,14 @@ class SchedulerRuntime:
         state.load = LoadState.NONE
         state.matched_slots = ()
         state.matched_tokens = 0
+
+    def _changed(self) -> None:
+        """Something went that a request may have matched. Under the lock."""
+        self._stores += 1
+
+    def _numbers(self) -> tuple[dict[str, int], Stats, bool]:
+        with self._lock:
+            return dict(self._totals), self._manager.stats(), self._roster.complete
 
     def _count(self, **added: int) -> None:
         """Add to the totals. Under the lock, because both threads count."""

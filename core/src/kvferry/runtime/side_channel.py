@@ -12,18 +12,21 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from kvferry.api import ErrorKind, KVFerryError
+from kvferry.data.questions import QUESTIONS_VERSION
 from kvferry.data.wire import (
     MAXIMUM_MESSAGE_BYTES,
     WIRE_VERSION,
+    Ask,
     FromWorker,
     Hello,
     Refused,
     SayHello,
+    Told,
     ToWorker,
     Welcome,
 )
@@ -41,12 +44,29 @@ LOST_AFTER_SECONDS = 15.0
 """A worker that was silent for this long is treated as lost: far beyond a stall of the interpreter."""
 
 
+class Desk(Protocol):
+    """Answers operators' questions. Called from the server's thread alone."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether :meth:`work` has something to do."""
+        ...
+
+    def ask(self, peer: bytes, question: bytes) -> Told | None:
+        """Take a question. The answer when it is known at once; else :meth:`work` gives it."""
+        ...
+
+    def work(self) -> tuple[bytes, Told] | None:
+        """Go on for some milliseconds; an answer, and whose it is, once one is ready."""
+        ...
+
+
 class SideChannelServer:
     """The scheduler's end. Calls ``on_message(peer, message)`` and ``on_tick()`` from its own thread.
 
     ``on_message`` sees only messages of workers whose hello carried the right token and version;
     a hello is passed on too and answered with what ``on_message`` returns: None accepts it, text
-    refuses it.
+    refuses it. Operators' questions with the right token and version go to ``desk``.
     """
 
     def __init__(
@@ -55,13 +75,15 @@ class SideChannelServer:
         token: str,
         on_message: Callable[[FromWorker], str | None],
         on_tick: Callable[[], None],
+        desk: Desk | None = None,
     ) -> None:
+        self._desk = desk
         self._endpoint = endpoint
         self._token = token
         self._on_message = on_message
         self._on_tick = on_tick
         self._known: dict[bytes, tuple[int, int]] = {}
-        self._decoder = msgspec.msgpack.Decoder(FromWorker)
+        self._decoder = msgspec.msgpack.Decoder(FromWorker | Ask)
         self._encoder = msgspec.msgpack.Encoder()
         self._stop: int = -1
         self._thread: threading.Thread | None = None
@@ -100,11 +122,14 @@ class SideChannelServer:
         poller.register(self._stop, zmq.POLLIN)
         with socket:  # whatever happens: a socket left open would block close() for ever
             while True:
-                ready = dict(poller.poll(_BEAT_MILLISECONDS))
+                busy = self._desk is not None and self._desk.busy
+                ready = dict(poller.poll(0 if busy else _BEAT_MILLISECONDS))
                 if self._stop in ready:
                     return
                 if socket in ready:
                     self._drain(socket)
+                if busy:
+                    self._work(socket)
                 try:
                     self._on_tick()
                 except Exception:
@@ -126,10 +151,21 @@ class SideChannelServer:
                 logger.exception("kvferry: a worker's message could not be handled")
                 continue
             if answer is not None:
-                with contextlib.suppress(zmq.ZMQError):
-                    socket.send_multipart([frames[0], self._encoder.encode(answer)], zmq.NOBLOCK)
+                self._send(socket, frames[0], answer)
 
-    def _answer(self, frames: list[bytes]) -> ToWorker | None:
+    def _work(self, socket: zmq.Socket[bytes]) -> None:
+        assert self._desk is not None
+        done = self._desk.work()
+        if done is not None:
+            self._send(socket, *done)
+
+    def _send(self, socket: zmq.Socket[bytes], peer: bytes, answer: ToWorker | Told) -> None:
+        import zmq
+
+        with contextlib.suppress(zmq.ZMQError):
+            socket.send_multipart([peer, self._encoder.encode(answer)], zmq.NOBLOCK)
+
+    def _answer(self, frames: list[bytes]) -> ToWorker | Told | None:
         if len(frames) != 2:
             return None
         peer = frames[0]
@@ -138,12 +174,22 @@ class SideChannelServer:
         except msgspec.DecodeError as error:
             logger.warning("kvferry: dropped a message that is not ours: %s", error)
             return None
+        if isinstance(message, Ask):
+            return self._ask(peer, message)
         if isinstance(message, Hello):
             return self._greet(peer, message)
         if self._known.get(peer) != (message.rank, message.epoch):
             return SayHello()
         self._on_message(message)
         return None
+
+    def _ask(self, peer: bytes, ask: Ask) -> Told | None:
+        if ask.token != self._token:
+            return Told(QUESTIONS_VERSION, "the token is not this scheduler's")
+        if ask.version != QUESTIONS_VERSION or self._desk is None:
+            what = f"questions of version {ask.version}; this instance answers version {QUESTIONS_VERSION}"
+            return Told(QUESTIONS_VERSION, what)
+        return self._desk.ask(peer, ask.question)
 
     def _greet(self, peer: bytes, hello: Hello) -> ToWorker:
         if hello.version != WIRE_VERSION:

@@ -37,7 +37,7 @@ class StepReport:
     failed_receiving: frozenset[str] = field(factory=frozenset)
     """Also in ``finished_receiving``."""
     invalid_blocks: frozenset[int] = field(factory=frozenset)
-    """Of the first group; only complete for engines with one group."""
+    """Of the first group; says everything only for an engine with one group and no window."""
 
 
 class WorkerRuntime:
@@ -138,7 +138,7 @@ class WorkerRuntime:
         """
         if plan.saves and failures_seen < self.failures:
             for transfer in plan.saves:
-                slots = tuple(sorted(set(transfer.slot_column.tolist())))
+                slots = tuple(transfer.slot_numbers())
                 self._send(TransferResult(transfer.id, slots, "computed after a load that failed"))
         elif plan.saves:
             self._running().submit(plan.saves)
@@ -216,9 +216,9 @@ class WorkerRuntime:
 def _blocks_of(transfer: Transfer, slots: Collection[int]) -> set[int]:
     if not slots:
         return set()
-    bad = set(slots)
+    bad, first = set(slots), transfer.groups[0]
     return {
         block
-        for slot, block in zip(transfer.slot_column.tolist(), transfer.block_column(0).tolist(), strict=True)
+        for slot, block in zip(first.slot_column.tolist(), first.block_column.tolist(), strict=True)
         if slot in bad
     }

@@ -1,0 +1,118 @@
+"""What an operator asks a running instance, and what it answers.
+
+They travel in :class:`kvferry.data.wire.Ask` and :class:`~kvferry.data.wire.Told`, whose form stays the
+same in every version, so that a difference of versions is told and not guessed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+QUESTIONS_VERSION = 1
+
+
+class AskStatus(msgspec.Struct, frozen=True, tag="status"):
+    """How is it going?"""
+
+
+class AskClear(msgspec.Struct, frozen=True, tag="clear"):
+    """Remove chunks: of a model (an adapter's name, empty for the base model), of a salt, of a tier;
+    ``None`` stands for any."""
+
+    model: str | None
+    salt: str | None
+    tier: str | None
+
+
+class AskQuotas(msgspec.Struct, frozen=True, tag="quotas"):
+    """Who has which quota, and holds how much?"""
+
+
+class SetQuota(msgspec.Struct, frozen=True, tag="set-quota"):
+    """Bytes for an owner (a salt), or with ``None`` for each owner without a quota of its own.
+    ``quota`` is ``None`` for no limit."""
+
+    owner: str | None
+    quota: int | None
+
+
+class ForgetQuota(msgspec.Struct, frozen=True, tag="forget-quota"):
+    """Let the default apply to an owner again."""
+
+    owner: str
+
+
+class AskPins(msgspec.Struct, frozen=True, tag="pins"):
+    """What is pinned?"""
+
+
+class ExtendPin(msgspec.Struct, frozen=True, tag="extend-pin"):
+    """Let the pins of a name last ``seconds`` from now; of one salt, or of all with ``None``."""
+
+    name: str
+    seconds: float
+    salt: str | None
+
+
+class ReleasePin(msgspec.Struct, frozen=True, tag="release-pin"):
+    """End the pins of a name; of one salt, or of all with ``None``."""
+
+    name: str
+    salt: str | None
+
+
+class Status(msgspec.Struct, frozen=True, tag="status"):
+    """``numbers`` are counters since the start and slots by state, by name. ``tier`` has ``slot_bytes``
+    bytes a slot on one rank."""
+
+    tier: str
+    slot_bytes: int
+    workers_ready: bool
+    numbers: dict[str, int]
+
+
+class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
+    """Chunks: ``removed``, ``kept`` until somebody has read them, ``doomed`` while they were written."""
+
+    removed: int
+    kept: int
+    doomed: int
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """An owner with a quota of its own. Sizes in bytes, ``over_quota`` in refused chunks."""
+
+    owner: str
+    quota: int | None
+    held: int
+    over_quota: int
+
+
+class Quotas(msgspec.Struct, frozen=True, tag="quotas"):
+    """All owners without a quota of their own stand in one sum. ``evicted`` chunks made a change true."""
+
+    default: int | None
+    owners: tuple[Owner, ...]
+    others_held: int
+    others_over_quota: int
+    evicted: int = 0
+
+
+class PinState(msgspec.Struct, frozen=True):
+    """``seconds`` are left. ``chunks`` came under the pin, those cleared meanwhile included."""
+
+    name: str
+    salt: str
+    seconds: float
+    chunks: int
+
+
+class Pins(msgspec.Struct, frozen=True, tag="pins"):
+    """``changed`` pins were extended or released."""
+
+    pins: tuple[PinState, ...]
+    changed: int = 0
+
+
+Question = AskStatus | AskClear | AskQuotas | SetQuota | ForgetQuota | AskPins | ExtendPin | ReleasePin
+Answer = Status | Cleared | Quotas | Pins
