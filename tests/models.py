@@ -1,4 +1,4 @@
-"""Tiny Llama models with random weights, made on the spot: nothing is downloaded.
+"""Tiny models with random weights, made on the spot: nothing is downloaded.
 
 The weights come from a seed, so every run serves the same model. Their scale is larger than that of
 a freshly initialised model: with the usual one, greedy answers repeat one token whatever the prompt
@@ -7,6 +7,7 @@ was, and comparing such answers would prove nothing.
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
 import shutil
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
 FIRST_TOKEN = 3
 """Ids below stand for padding, begin and end."""
@@ -22,9 +23,21 @@ VOCABULARY = 512
 BYTE_TOKENS = 256
 
 
+class Family(enum.Enum):
+    """Whose architecture a model has."""
+
+    LLAMA = "llama"
+    GEMMA3 = "gemma3"
+    """Three layers with a sliding window to one with full attention."""
+    DEEPSEEK = "deepseek"
+    """One latent per token instead of K and V."""
+
+
 @frozen(kw_only=True)
 class ModelShape:
     """What tells one tiny model from another."""
+
+    family: Family = Family.LLAMA
 
     hidden: int
     layers: int
@@ -35,6 +48,7 @@ class ModelShape:
     head_size: int = 64
     positions: int = 8192
     seed: int = 20260
+    window: int | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -48,6 +62,10 @@ DEMO = ModelShape(hidden=1024, layers=8, heads=16, kv_heads=8, intermediate=2816
 SMALL = ModelShape(hidden=256, layers=4, heads=4, kv_heads=2, intermediate=512, weight_scale=0.1)
 """For tests that ask whether the answer is right, not how soon it comes."""
 
+WINDOWED = evolve(SMALL, family=Family.GEMMA3, window=512)
+LATENT = evolve(SMALL, family=Family.DEEPSEEK, kv_heads=4)
+NAMES = {"demo": DEMO, "small": SMALL, "windowed": WINDOWED, "latent": LATENT}
+
 
 def make_model(folder: Path, shape: ModelShape) -> Path:
     """Make the model below ``folder``, or find it there, and return its path.
@@ -55,8 +73,9 @@ def make_model(folder: Path, shape: ModelShape) -> Path:
     The name tells the shape, so that a changed shape is made anew. A model that was left half made is
     never found: it is renamed when it is complete.
     """
-    digest = hashlib.sha256(json.dumps(asdict(shape), sort_keys=True).encode()).hexdigest()[:8]
-    model = folder / f"llama-{shape.hidden}x{shape.layers}-{digest}"
+    described = json.dumps(asdict(shape), sort_keys=True, default=lambda family: family.value)
+    digest = hashlib.sha256(described.encode()).hexdigest()[:8]
+    model = folder / f"{shape.family.value}-{shape.hidden}x{shape.layers}-{digest}"
     if model.is_dir():
         return model
     partial = model.with_name(f"{model.name}.partial")
@@ -70,28 +89,69 @@ def make_model(folder: Path, shape: ModelShape) -> Path:
 
 def _save_weights(folder: Path, shape: ModelShape) -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
     quiet: Any = logging.disable_progress_bar
     quiet()
     torch.manual_seed(shape.seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_size,
-        max_position_embeddings=shape.positions,
-        initializer_range=shape.weight_scale,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
+    _build(shape).to(torch.bfloat16).save_pretrained(folder)
+
+
+def _build(shape: ModelShape) -> Any:
+    common: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": shape.positions,
+        "initializer_range": shape.weight_scale,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+    }
+    model: Any
+    if shape.family is Family.LLAMA:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        model = LlamaForCausalLM
+        return model(LlamaConfig(**common, head_dim=shape.head_size))
+    if shape.family is Family.GEMMA3:
+        from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+        kinds = ["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(shape.layers)]
+        model = Gemma3ForCausalLM
+        common["tie_word_embeddings"] = True  # vLLM serves no other Gemma
+        return model(
+            Gemma3TextConfig(
+                **common,
+                head_dim=shape.head_size,
+                sliding_window=shape.window,
+                layer_types=kinds,
+                pad_token_id=0,
+            )
+        )
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    model = DeepseekV2ForCausalLM
+    return model(
+        DeepseekV2Config(
+            **common,
+            q_lora_rank=None,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+            first_k_dense_replace=shape.layers,  # no experts in any layer
+            n_routed_experts=2,
+            n_shared_experts=1,
+            num_experts_per_tok=1,
+            n_group=1,
+            topk_group=1,
+            moe_intermediate_size=64,
+        )
     )
-    model: Any = LlamaForCausalLM
-    model(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 def _save_tokenizer(folder: Path) -> None:
@@ -112,9 +172,9 @@ def _save_tokenizer(folder: Path) -> None:
 
 
 def main() -> None:
-    """``python -m tests.models FOLDER demo|small``: for callers that do not want to import torch."""
+    """``python -m tests.models FOLDER NAME``: for callers that do not want to import torch."""
     folder, name = sys.argv[1:]
-    print(make_model(Path(folder), {"demo": DEMO, "small": SMALL}[name]))
+    print(make_model(Path(folder), NAMES[name]))
 
 
 if __name__ == "__main__":

@@ -36,9 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def small_model() -> Path:
+    return make_model("small")
+
+
+def make_model(name: str) -> Path:
     """Made by a process of its own: importing torch here would show all its warnings."""
     made = subprocess.run(
-        [sys.executable, "-m", "tests.models", str(REPOSITORY / ".demo"), "small"],
+        [sys.executable, "-m", "tests.models", str(REPOSITORY / ".demo"), name],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -62,8 +66,8 @@ def runtime_dir() -> Iterator[Path]:
 def launch(small_model: Path, runtime_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """``launch(capacity=..., ...)`` describes an engine with the connector; open it with ``with``.
 
-    ``config`` holds arguments of :func:`tests.engines.write_config`, ``environment`` variables; all
-    else goes to ``vllm.LLM``.
+    ``config`` holds arguments of :func:`tests.engines.write_config`, ``environment`` variables,
+    ``model`` another model's folder than the small Llama's; all else goes to ``vllm.LLM``.
     """
 
     def describe(
@@ -71,6 +75,7 @@ def launch(small_model: Path, runtime_dir: Path, tmp_path_factory: pytest.TempPa
         config: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         transfer: dict[str, Any] | None = None,
+        model: Path | None = None,
         **arguments: Any,
     ) -> Engine:
         folder = tmp_path_factory.mktemp("engine")
@@ -80,7 +85,9 @@ def launch(small_model: Path, runtime_dir: Path, tmp_path_factory: pytest.TempPa
             **{"capacity": "256MiB", "verify": True, **(config or {})},
         )
         return Engine(
-            engine_arguments(small_model, **{"kv_transfer_config": transfer or KV_TRANSFER, **arguments}),
+            engine_arguments(
+                model or small_model, **{"kv_transfer_config": transfer or KV_TRANSFER, **arguments}
+            ),
             engine_environment(**{"KVFERRY_CONFIG": str(file), **(environment or {})}),
             folder / "engine.log",
         )

@@ -164,7 +164,7 @@ def test_a_flush_drops_what_does_not_end_in_time_but_never_half_a_copy() -> None
             assert flush.is_alive(), "it left a copy alone that still reads the blocks"
         flush.join()
         for block in range(12):
-            made.memory.poison(0, block)
+            made.memory.poison(block)
         assert answers == [False]
         assert mover.pending("slow", SAVE) == 0
         assert made.failed("slow") == [(0, 1, 2)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvferry.runtime import RequestOptions
+from kvferry.runtime import PinRequest, RequestOptions
 from kvferry.testing.fake_engine import EngineSettings
 from kvferry.testing.fake_instance import InstanceSettings, key_chains
 from kvferry_connector_vllm.requests import cacheable, lora_identity, options, request_state
@@ -112,3 +112,40 @@ def test_media_enter_the_key_where_they_lie() -> None:
 
     assert first_key() != first_key(mm_features=[feature("x")]) != first_key(mm_features=[feature("y")])
     assert first_key(mm_features=[feature("x")]) == first_key(mm_features=[feature("x")])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("10min", PinRequest("r", 600.0)),
+        ({"for": "2h"}, PinRequest("r", 7200.0)),
+        ({"name": "system prompt", "for": "30s"}, PinRequest("system prompt", 30.0)),
+        (None, None),
+    ],
+)
+def test_a_client_may_pin_what_its_request_uses(value: Any, expected: PinRequest | None) -> None:
+    assert options({"kvferry.pin": value}, "r").pin == expected
+
+
+def test_a_client_may_say_how_long_its_chunks_live() -> None:
+    assert options({"kvferry.ttl": "90s"}) == RequestOptions(ttl=90.0)
+
+
+@pytest.mark.parametrize("key", ["kvferry.pin", "kvferry.ttl"])
+@pytest.mark.parametrize(
+    "value",
+    ["soon", "0s", "-5s", 600, True, ["10min"], {"name": "p"}, {"fro": "1h"}, {"name": "", "for": "1h"}],
+)
+def test_a_wish_that_cannot_be_read_is_one_warning_and_the_request_goes_on(
+    key: str, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert options({key: value, "kvferry.no_load": True}, "request-7") == RequestOptions(load=False)
+    (record,) = caplog.records
+    assert "request-7" in record.getMessage()
+    assert key in record.getMessage()
+
+
+def test_a_request_remembers_its_adapter_for_operators(tmp_path: Path) -> None:
+    lora = SimpleNamespace(lora_name="chat", lora_path=str(tmp_path))
+    assert request_state(request(lora_request=lora), new_chain).model == "chat"
+    assert request_state(request(), new_chain).model == ""

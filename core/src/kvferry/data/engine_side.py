@@ -6,6 +6,7 @@ EngineSide never leaves the worker process. It knows nothing about keys: it turn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,7 +45,6 @@ class PagePlane:
 class EngineGroup:
     """The planes of one KV cache group on this rank, in the model's layer order."""
 
-    kind: str
     block_tokens: int
     planes: tuple[PagePlane, ...]
 
@@ -64,14 +64,17 @@ class SlotLayout:
     its first slots ready.
     """
 
-    blocks_per_slot: int
+    blocks_per_slot: tuple[int, ...]
+    """Per group: a block may hold another number of tokens in each."""
     block_bytes: tuple[int, ...]
     """Per group."""
 
     @property
     def slot_bytes(self) -> tuple[int, ...]:
         """Per group."""
-        return tuple(self.blocks_per_slot * size for size in self.block_bytes)
+        return tuple(
+            blocks * size for blocks, size in zip(self.blocks_per_slot, self.block_bytes, strict=True)
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -83,6 +86,11 @@ class SlotLayout:
         return length // self.total_bytes
 
 
+def hit_grain(groups: Sequence[EngineGroup]) -> int:
+    """Tokens that are whole blocks in every group; hits end at a multiple of it."""
+    return math.lcm(*(group.block_tokens for group in groups))
+
+
 class EngineSide:
     """Turns transfers into address columns between the engine's pages and an arena's slots.
 
@@ -92,25 +100,16 @@ class EngineSide:
     def __init__(self, groups: Sequence[EngineGroup], chunk_tokens: int) -> None:
         if not groups or any(not group.planes for group in groups):
             raise KVFerryError("the engine registered no KV cache", kind=ErrorKind.INTERNAL, where="engine")
-        block_tokens = {group.block_tokens for group in groups}
-        if len(block_tokens) > 1:
-            raise KVFerryError(
-                f"KV cache groups have different block sizes: {sorted(block_tokens)} tokens",
-                kind=ErrorKind.UNSUPPORTED,
-                where="engine",
-                remedy="serve this model without kvferry for now",
-            )
-        self.block_tokens = block_tokens.pop()
-        if chunk_tokens % self.block_tokens:
-            raise KVFerryError(
-                f"chunk_tokens {chunk_tokens} is not a multiple of the engine's block size "
-                f"{self.block_tokens}",
-                kind=ErrorKind.COMPATIBILITY,
-                remedy=f"set chunk_tokens to a multiple of {self.block_tokens}",
-            )
+        for tokens in sorted({group.block_tokens for group in groups}):
+            if chunk_tokens % tokens:
+                raise KVFerryError(
+                    f"chunk_tokens {chunk_tokens} is not a multiple of the engine's block size {tokens}",
+                    kind=ErrorKind.COMPATIBILITY,
+                    remedy=f"set chunk_tokens to a multiple of {hit_grain(groups)}",
+                )
         self.groups = tuple(groups)
         self.layout = SlotLayout(
-            blocks_per_slot=chunk_tokens // self.block_tokens,
+            blocks_per_slot=tuple(chunk_tokens // group.block_tokens for group in groups),
             block_bytes=tuple(group.block_bytes for group in groups),
         )
         self._planes = tuple(_PlaneColumns.of(group) for group in groups)
@@ -134,47 +133,40 @@ class EngineSide:
 
         Raises :class:`KVFerryError` of kind PROTOCOL; nothing was copied then.
         """
-        rows = len(transfer)
-        columns_fit = len(transfer.blocks) == len(self.groups) and all(
-            len(transfer.block_column(group)) == rows for group in range(len(self.groups))
-        )
-        if not columns_fit or len(transfer.position_column) != rows:
+        if len(transfer.groups) != len(self.groups):
             raise _refused(transfer, "its columns do not fit the engine's groups")
-        if rows == 0:
-            return
-        slot, position = transfer.slot_column, transfer.position_column
-        if slot.min() < 0 or slot.max() >= slots:
-            raise _refused(transfer, f"slot {int(slot.max())} of {slots} slots")
-        if position.min() < 0 or position.max() >= self.layout.blocks_per_slot:
-            raise _refused(transfer, f"position {int(position.max())} in a slot")
-        for number, group in enumerate(self.groups):
-            blocks = transfer.block_column(number)
-            available = min(plane.blocks for plane in group.planes)
-            if blocks.min() < 0 or blocks.max() >= available:
-                raise _refused(transfer, f"block {int(blocks.max())} of {available} blocks")
+        for number, rows in enumerate(transfer.groups):
+            slot, position, block = rows.slot_column, rows.position_column, rows.block_column
+            if not len(slot) == len(position) == len(block):
+                raise _refused(transfer, "its columns have different lengths")
+            if not len(slot):
+                continue
+            if slot.min() < 0 or slot.max() >= slots:
+                raise _refused(transfer, f"slot {int(slot.max())} of {slots} slots")
+            if position.min() < 0 or position.max() >= self.layout.blocks_per_slot[number]:
+                raise _refused(transfer, f"position {int(position.max())} in a slot")
+            available = min(plane.blocks for plane in self.groups[number].planes)
+            if block.min() < 0 or block.max() >= available:
+                raise _refused(transfer, f"block {int(block.max())} of {available} blocks")
 
     def spans(
-        self, transfer: Transfer, arena: Region, rows: slice
+        self, transfer: Transfer, arena: Region, group: int, rows: slice
     ) -> tuple[AddressColumn, AddressColumn, AddressColumn]:
-        """Address columns ``(destination, source, length)`` for some rows of a transfer.
+        """Address columns ``(destination, source, length)`` for some rows of a group of a transfer.
 
-        One span per row, group and plane. The rows must have passed :meth:`check`.
+        One span per row and plane. The rows must have passed :meth:`check`.
         """
-        slot = transfer.slot_column[rows].astype(np.uint64)
-        position = transfer.position_column[rows].astype(np.uint64)
-        engine_parts, arena_parts, length_parts = [], [], []
-        for number, columns in enumerate(self._planes):
-            block = transfer.block_column(number)[rows].astype(np.uint64)
-            base = np.uint64(arena.address + sum(self.layout.slot_bytes[:number]))
-            slot_bytes = np.uint64(self.layout.total_bytes)
-            block_bytes = np.uint64(self.layout.block_bytes[number])
-            in_arena = base + slot * slot_bytes + position * block_bytes
-            engine_parts.append((columns.address[None, :] + block[:, None] * columns.stride[None, :]).ravel())
-            arena_parts.append((in_arena[:, None] + columns.offset[None, :]).ravel())
-            length_parts.append(np.tile(columns.length, len(block)))
-        engine = np.concatenate(engine_parts)
-        stored = np.concatenate(arena_parts)
-        length = np.concatenate(length_parts)
+        columns, wanted = self._planes[group], transfer.groups[group]
+        slot = wanted.slot_column[rows].astype(np.uint64)
+        position = wanted.position_column[rows].astype(np.uint64)
+        block = wanted.block_column[rows].astype(np.uint64)
+        layout = self.layout
+        base = np.uint64(arena.address + sum(layout.slot_bytes[:group]))
+        in_slot = position * np.uint64(layout.block_bytes[group])
+        in_arena = base + slot * np.uint64(layout.total_bytes) + in_slot
+        engine = (columns.address[None, :] + block[:, None] * columns.stride[None, :]).ravel()
+        stored = (in_arena[:, None] + columns.offset[None, :]).ravel()
+        length = np.tile(columns.length, len(block))
         if transfer.direction is Direction.SAVE:
             return stored, engine, length
         return engine, stored, length

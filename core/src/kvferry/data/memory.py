@@ -33,6 +33,11 @@ class ReservedHugePages:
     free_bytes: int
 
 
+def total_memory(root: Path = _ROOT) -> int | None:
+    """What the machine has, or ``None`` where it does not tell."""
+    return _meminfo(root).get("MemTotal")
+
+
 def available_memory(root: Path = _ROOT) -> AvailableMemory:
     """The smallest of the kernel's estimate and the room in every control group around this process.
 

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 
-import numpy as np
 from attrs import define, evolve, field, frozen
 
 from kvferry.api import KVFerryError, Region
@@ -30,7 +29,8 @@ PIECE_BYTES = 8 << 20
 
 @frozen
 class MoverStatistics:
-    """Totals since :meth:`Mover.open`. Seconds are time spent copying, not waiting."""
+    """Totals since :meth:`Mover.open`. Seconds are time spent copying, not waiting; a verified
+    block is one of one group."""
 
     saved_bytes: int = 0
     saved_seconds: float = 0.0
@@ -41,13 +41,31 @@ class MoverStatistics:
     mismatched_blocks: int = 0
 
 
+@frozen
+class _Piece:
+    """Rows of one group that are copied without a pause."""
+
+    group: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.stop)
+
+
 @define
 class _Job:
     transfer: Transfer
-    pieces: Iterator[slice]
+    pieces: Iterator[_Piece]
     failed: dict[int, str] = field(factory=dict)
     checked: bool = False
     """Its rows name memory that exists; looked at once, before the first piece."""
+
+    def give_up(self, reason: str) -> None:
+        """Copy no further; everything counts as failed."""
+        self.failed.update(dict.fromkeys(self.transfer.slot_numbers(), reason))
+        self.pieces = iter(())
 
 
 ResultCallback = Callable[[Transfer, TransferResult], None]
@@ -78,9 +96,8 @@ class Mover:
         self._copier = copier
         self._on_result = on_result
         self._clock = clock
-        row_bytes = sum(engine.layout.block_bytes)
-        self._piece_rows = max(1, piece_bytes // row_bytes)
-        self._digests: dict[tuple[int, int], bytes] | None = {} if verify else None
+        self._piece_rows = tuple(max(1, piece_bytes // size) for size in engine.layout.block_bytes)
+        self._digests: dict[tuple[int, int, int], bytes] | None = {} if verify else None
         self._changed = threading.Condition()
         self._queues: dict[Direction, deque[_Job]] = {Direction.LOAD: deque(), Direction.SAVE: deque()}
         self._pending: dict[tuple[str, Direction], int] = {}
@@ -110,8 +127,8 @@ class Mover:
     def run_now(self, transfer: Transfer) -> TransferResult:
         """Execute one transfer in the calling thread. The caller reports the result itself."""
         job = _Job(transfer, self._pieces_of(transfer))
-        while (rows := next(job.pieces, None)) is not None:
-            self._copy_or_fail(job, rows)
+        while (piece := next(job.pieces, None)) is not None:
+            self._copy_or_fail(job, piece)
         return self._result(job)
 
     def pending(self, request_id: str, direction: Direction) -> int:
@@ -135,8 +152,7 @@ class Mover:
             if not done:
                 for job in self._queues[Direction.SAVE]:
                     if job.transfer.request_id in wanted:
-                        job.failed.update(dict.fromkeys(job.transfer.slot_column.tolist(), "dropped"))
-                        job.pieces = iter(())
+                        job.give_up("dropped")
                 # At most one piece is being copied; a copy is never abandoned half way.
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._saves_of(wanted))
@@ -162,8 +178,7 @@ class Mover:
             self._closing = True
             for queue in self._queues.values():
                 for job in queue:
-                    job.failed.update(dict.fromkeys(job.transfer.slot_column.tolist(), "closed"))
-                    job.pieces = iter(())
+                    job.give_up("closed")
             self._changed.notify_all()
         if self._thread is None:
             return True
@@ -182,18 +197,17 @@ class Mover:
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            rows = next(job.pieces, None)
-            if rows is None:
+            piece = next(job.pieces, None)
+            if piece is None:
                 self._finish(job)
                 continue
-            self._copy_or_fail(job, rows)
+            self._copy_or_fail(job, piece)
 
-    def _copy_or_fail(self, job: _Job, rows: slice) -> None:
+    def _copy_or_fail(self, job: _Job, piece: _Piece) -> None:
         try:
-            self._copy(job, rows)
+            self._copy(job, piece)
         except Exception as error:  # noqa: BLE001 - a bug in one transfer must not strand the others
-            job.failed.update(dict.fromkeys(job.transfer.slot_column.tolist(), repr(error)))
-            job.pieces = iter(())
+            job.give_up(repr(error))
 
     def _next(self) -> _Job | None:
         """The job whose next piece should run; it stays queued until it is finished."""
@@ -227,12 +241,13 @@ class Mover:
                 del self._pending[owner]
             self._changed.notify_all()
 
-    def _pieces_of(self, transfer: Transfer) -> Iterator[slice]:
-        rows = len(transfer)
-        for start in range(0, rows, self._piece_rows):
-            yield slice(start, min(rows, start + self._piece_rows))
+    def _pieces_of(self, transfer: Transfer) -> Iterator[_Piece]:
+        for group, rows in enumerate(transfer.groups):
+            step = self._piece_rows[min(group, len(self._piece_rows) - 1)]
+            for start in range(0, len(rows), step):
+                yield _Piece(group, start, min(len(rows), start + step))
 
-    def _copy(self, job: _Job, rows: slice) -> None:
+    def _copy(self, job: _Job, piece: _Piece) -> None:
         transfer = job.transfer
         started = self._clock()
         try:
@@ -240,56 +255,57 @@ class Mover:
                 self._engine.check(transfer, self._slots)
                 job.checked = True
         except KVFerryError as error:
-            job.failed.update(dict.fromkeys(transfer.slot_column.tolist(), str(error)))
-            job.pieces = iter(())
+            job.give_up(str(error))
             return
-        spans = self._engine.spans(transfer, self._arena, rows)
+        spans = self._engine.spans(transfer, self._arena, piece.group, piece.rows)
         try:
             self._copier.copy(*spans)
         except KVFerryError:
-            self._copy_slot_by_slot(job, rows)
+            self._copy_slot_by_slot(job, piece)
         if self._digests is not None:
-            self._audit(job, rows)
+            self._audit(job, piece)
         self._count(transfer.direction, int(spans[2].sum()), self._clock() - started)
 
-    def _copy_slot_by_slot(self, job: _Job, rows: slice) -> None:
+    def _copy_slot_by_slot(self, job: _Job, piece: _Piece) -> None:
         """Find out which slots fail, so that no other is reported."""
-        column = job.transfer.slot_column
-        start = rows.start
-        while start < rows.stop:
+        column = job.transfer.groups[piece.group].slot_column
+        start = piece.start
+        while start < piece.stop:
             end = start + 1
-            while end < rows.stop and column[end] == column[start]:
+            while end < piece.stop and column[end] == column[start]:
                 end += 1
+            rows = slice(start, end)
             try:
-                self._copier.copy(*self._engine.spans(job.transfer, self._arena, slice(start, end)))
+                self._copier.copy(*self._engine.spans(job.transfer, self._arena, piece.group, rows))
             except KVFerryError as error:
                 job.failed[int(column[start])] = str(error)
             start = end
 
-    def _audit(self, job: _Job, rows: slice) -> None:
+    def _audit(self, job: _Job, piece: _Piece) -> None:
         """Digest the engine's own pages after a gather, and compare after a scatter."""
         assert self._digests is not None
-        transfer = job.transfer
+        rows = job.transfer.groups[piece.group]
         verified = mismatched = 0
-        for row in range(rows.start, rows.stop):
-            place = (int(transfer.slot_column[row]), int(transfer.position_column[row]))
-            if place[0] in job.failed:
+        for row in range(piece.start, piece.stop):
+            slot = int(rows.slot_column[row])
+            place = (piece.group, slot, int(rows.position_column[row]))
+            if slot in job.failed:
                 continue
-            digest = self._digest(transfer, row)
-            if transfer.direction is Direction.SAVE:
+            digest = self._digest(job.transfer, piece.group, row)
+            if job.transfer.direction is Direction.SAVE:
                 self._digests[place] = digest
                 continue
             verified += 1
             if self._digests.get(place) != digest:
                 mismatched += 1
-                job.failed[place[0]] = "the restored bytes differ from those that were stored"
+                job.failed[slot] = "the restored bytes differ from those that were stored"
         with self._changed:
             self._statistics = _evolve(
                 self._statistics, verified_blocks=verified, mismatched_blocks=mismatched
             )
 
-    def _digest(self, transfer: Transfer, row: int) -> bytes:
-        destination, source, length = self._engine.spans(transfer, self._arena, slice(row, row + 1))
+    def _digest(self, transfer: Transfer, group: int, row: int) -> bytes:
+        destination, source, length = self._engine.spans(transfer, self._arena, group, slice(row, row + 1))
         engine = source if transfer.direction is Direction.SAVE else destination
         digest = hashlib.sha256()
         for address, size in zip(engine.tolist(), length.tolist(), strict=True):
@@ -320,9 +336,7 @@ def _view(address: int, size: int) -> memoryview:
 
 
 def _failed(transfer: Transfer, reason: str) -> TransferResult:
-    return TransferResult(
-        id=transfer.id, failed_slots=tuple(np.unique(transfer.slot_column).tolist()), reason=reason
-    )
+    return TransferResult(id=transfer.id, failed_slots=tuple(transfer.slot_numbers()), reason=reason)
 
 
 def _evolve(statistics: MoverStatistics, **added: float) -> MoverStatistics:

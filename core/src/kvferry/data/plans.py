@@ -1,7 +1,7 @@
 """Plans: what the control plane asks a data plane to copy, row by row.
 
-A row is one engine block and its place in a slot. Plans that must be ordered with the forward pass
-travel in the connector's step metadata; their outcomes come back over the side channel.
+A row is one block of one KV cache group and its place in a slot. Plans that must be ordered with the
+forward pass travel in the connector's step metadata; their outcomes come back over the side channel.
 """
 
 from __future__ import annotations
@@ -26,20 +26,55 @@ class Direction(enum.Enum):
     """From slots into the engine's blocks (scatter)."""
 
 
-class Transfer(msgspec.Struct, frozen=True):
-    """One unit of work of one request: parallel columns, one row per engine block.
+class GroupRows(msgspec.Struct, frozen=True):
+    """The rows of one KV cache group in a transfer: parallel little-endian int32 columns.
 
-    ``slots`` and ``positions`` are little-endian int32 columns; ``blocks`` holds one such column per
-    KV cache group. Row ``i`` says: block ``blocks[g][i]`` of group ``g`` belongs at block position
-    ``positions[i]`` of slot ``slots[i]``. Rows of one slot are neighbours.
+    Row ``i`` says: the group's block ``blocks[i]`` belongs at block position ``positions[i]`` of slot
+    ``slots[i]``. Rows of one slot are neighbours.
+    """
+
+    slots: bytes
+    positions: bytes
+    blocks: bytes
+
+    @classmethod
+    def of(cls, slots: Sequence[int], positions: Sequence[int], blocks: Sequence[int]) -> Self:
+        """Pack plain sequences of one length."""
+        if not len(slots) == len(positions) == len(blocks):
+            raise ValueError("the columns of a transfer have different lengths")
+        return cls(
+            slots=np.asarray(slots, "<i4").tobytes(),
+            positions=np.asarray(positions, "<i4").tobytes(),
+            blocks=np.asarray(blocks, "<i4").tobytes(),
+        )
+
+    @property
+    def slot_column(self) -> Int32Array:
+        return np.frombuffer(self.slots, "<i4")
+
+    @property
+    def position_column(self) -> Int32Array:
+        return np.frombuffer(self.positions, "<i4")
+
+    @property
+    def block_column(self) -> Int32Array:
+        return np.frombuffer(self.blocks, "<i4")
+
+    def __len__(self) -> int:
+        return len(self.slots) // 4
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """One unit of work of one request: rows per KV cache group.
+
+    Groups may have different numbers of rows: their blocks may hold different numbers of tokens, and
+    of a group with a window only what the window needs is copied.
     """
 
     id: int
     request_id: str
     direction: Direction
-    slots: bytes
-    positions: bytes
-    blocks: tuple[bytes, ...]
+    groups: tuple[GroupRows, ...]
 
     @classmethod
     def of(
@@ -51,31 +86,20 @@ class Transfer(msgspec.Struct, frozen=True):
         positions: Sequence[int],
         blocks: Sequence[Sequence[int]],
     ) -> Self:
-        """Pack plain sequences. All columns must have the same length."""
-        if any(len(column) != len(slots) for column in (positions, *blocks)):
-            raise ValueError("the columns of a transfer have different lengths")
+        """Pack plain sequences: the same places in every group, a column of blocks for each."""
         return cls(
             id=id,
             request_id=request_id,
             direction=direction,
-            slots=np.asarray(slots, "<i4").tobytes(),
-            positions=np.asarray(positions, "<i4").tobytes(),
-            blocks=tuple(np.asarray(column, "<i4").tobytes() for column in blocks),
+            groups=tuple(GroupRows.of(slots, positions, column) for column in blocks),
         )
 
-    @property
-    def slot_column(self) -> Int32Array:
-        return np.frombuffer(self.slots, "<i4")
-
-    @property
-    def position_column(self) -> Int32Array:
-        return np.frombuffer(self.positions, "<i4")
-
-    def block_column(self, group: int) -> Int32Array:
-        return np.frombuffer(self.blocks[group], "<i4")
+    def slot_numbers(self) -> list[int]:
+        """Every slot that some row names, once, in order."""
+        return sorted(set().union(*(rows.slot_column.tolist() for rows in self.groups)))
 
     def __len__(self) -> int:
-        return len(self.slots) // 4
+        return sum(len(rows) for rows in self.groups)
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -83,7 +107,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     ``sync_loads`` must be in the engine's memory before the forward pass, ``loads`` may finish
     whenever they do. ``saves`` read blocks that this step's forward pass completes. ``flush`` names
-    requests whose pending saves must end before this step overwrites their blocks. ``ended`` names
+    requests whose pending saves must end before this step overwrites blocks that were theirs. ``ended`` names
     finished requests whose blocks the engine keeps until all their saves are done; each is reported
     exactly once. ``idle`` says that the step runs no tokens, so that waiting a moment for a load
     delays nobody.

@@ -21,8 +21,11 @@ from kvferry_connector_vllm.stats import KVFerryPromMetrics, KVFerryStats
 from kvferry_connector_vllm.worker_role import WorkerRole
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
         KVConnectorMetadata,
         KVConnectorTransferResults,
@@ -98,6 +101,9 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
     def reset_cache(self) -> bool:
         self._as_scheduler.clear()
         return True
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return self._as_scheduler.take_events()
 
     # -- worker ---------------------------------------------------------------------------------
 

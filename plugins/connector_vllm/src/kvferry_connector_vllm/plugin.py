@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from kvferry.api import (
     ConnectorSpec,
     Example,
+    FactKind,
+    FactSource,
+    FactSpec,
     Known,
     Manifest,
     Path,
@@ -30,6 +33,27 @@ def kvferry_connectors() -> Iterable[ConnectorSpec]:
             name="vllm",
             options="kvferry_connector_vllm.options:VLLMConnectorOptions",
             summary="connector KVFerryConnector of vLLM's KV transfer interface",
+        )
+    ]
+
+
+@hookimpl
+def kvferry_fact_specs() -> Iterable[FactSpec]:
+    return [
+        FactSpec(path=path, kind=kind, meaning=meaning, source=FactSource.ENGINE)
+        for path, kind, meaning in (
+            ("engine.groups", FactKind.COUNT, "KV cache groups of the model"),
+            (
+                "engine.sync_loads",
+                FactKind.FLAG,
+                "whether vLLM can be told of a synchronous load that failed",
+            ),
+            ("engine.kv_role", FactKind.TEXT, "kv_role in vLLM's kv_transfer_config"),
+            (
+                "engine.kv_load_failure_policy",
+                FactKind.TEXT,
+                "what vLLM does with a request whose load failed; MultiConnector's own word where it stands",
+            ),
         )
     ]
 
@@ -69,16 +93,16 @@ def kvferry_rules() -> Iterable[Rule]:
         Rule(
             id="VLLM003",
             severity=Severity.NOTE,
-            when=Known("engine.groups") & (Path("connector.load") == "sync"),
-            require=Path("engine.groups") == 1,
-            message="the model has {engine.groups} KV cache groups, so loads are asynchronous in spite "
-            "of connector.load: sync",
+            when=Known("engine.sync_loads") & (Path("connector.load") == "sync"),
+            require=Path("engine.sync_loads") == True,  # noqa: E712 - builds a formula
+            message="the model has several KV cache groups or a sliding window, so loads are asynchronous "
+            "in spite of connector.load: sync",
             fix="set connector.load: async",
             source="upstream-code vLLM 0.32: failed blocks of synchronous loads can be reported for "
-            "models with one group only",
+            "models with one group only, and what a window needs is gone then",
             examples=(
-                Example(facts={"engine.groups": 1, "connector.load": "sync"}, passes=True),
-                Example(facts={"engine.groups": 2, "connector.load": "sync"}, passes=False),
+                Example(facts={"engine.sync_loads": True, "connector.load": "sync"}, passes=True),
+                Example(facts={"engine.sync_loads": False, "connector.load": "sync"}, passes=False),
             ),
         ),
         Rule(

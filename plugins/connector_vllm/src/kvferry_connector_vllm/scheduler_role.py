@@ -16,6 +16,7 @@ from kvferry.runtime import (
     SchedulerRuntime,
     StepPlan,
 )
+from kvferry_connector_vllm.events import kv_cache_event
 from kvferry_connector_vllm.requests import cacheable, request_state
 from kvferry_connector_vllm.startup import Startup
 from kvferry_connector_vllm.stats import KVFerryStats
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -131,16 +133,19 @@ class SchedulerRole:
         *,
         replace: bool,
     ) -> None:
+        assert self._runtime is not None
         request = self._requests.get(request_id)
         if request is None:
+            # Not followed, but its blocks may have been another's until now.
+            self._runtime.taken(blocks or ())
             return
-        assert self._runtime is not None
         self._runtime.scheduled(
             request_id,
             computed + output.num_scheduled_tokens[request_id],
             blocks,
             replace_blocks=replace,
             known_tokens=request.num_tokens,
+            computed_before=computed,
         )
 
     def reported(self, output: KVConnectorOutput) -> None:
@@ -160,16 +165,30 @@ class SchedulerRole:
         if self._runtime is not None:
             self._runtime.clear()
 
+    def take_events(self) -> list[KVCacheEvent]:
+        """What vLLM is to publish; nothing is recorded unless its ``kv_events_config`` says so."""
+        if self._runtime is None or not self._startup.events:
+            return []
+        chunk_tokens = self._startup.check().config.chunk_tokens
+        return [kv_cache_event(event, chunk_tokens) for event in self._runtime.take_events()]
+
     def take_stats(self) -> KVFerryStats | None:
         """Counters since the last call."""
         if self._runtime is None:
             return None
         totals, manager = self._runtime.statistics()
-        counters = {**asdict(totals), "evictions": manager.evictions}
+        counters = {
+            **asdict(totals),
+            "evictions": manager.evictions,
+            "over_quota": manager.over_quota,
+            "ended": manager.ended,
+            "pins_refused": manager.pins_refused,
+        }
         gauges = {
             "resident_chunks": manager.resident,
             "free_slots": manager.free,
             "capacity_slots": manager.capacity,
+            "pinned_slots": manager.pinned,
         }
         now = {**counters, **gauges}
         if now == self._reported:

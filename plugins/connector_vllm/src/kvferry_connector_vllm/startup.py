@@ -22,9 +22,11 @@ from kvferry.runtime import (
 from kvferry_connector_vllm.engine import (
     engine_facts,
     geometry,
+    group_shapes,
     model_identity,
     rank_block_bytes,
-    supported,
+    sync_loads,
+    unsupported,
 )
 from kvferry_connector_vllm.options import VLLMConnectorOptions
 
@@ -57,8 +59,12 @@ class Startup:
         self._kv_cache_config = kv_cache_config
         self._prepared: Prepared | None = None
         self._new_chain: Callable[[str, LoRAIdentity | None], KeyChain] | None = None
-        self.supported = supported(kv_cache_config)
+        self.unsupported = unsupported(vllm_config, kv_cache_config)
+        """Why nothing of this model is cached, or None."""
         self.rank = vllm_config.parallel_config.rank
+        published = vllm_config.kv_events_config
+        self.events = published is not None and published.enable_kv_cache_events
+        """Whether vLLM publishes KV cache events."""
 
     def check(self) -> Prepared:
         """Read the configuration, load the plugins, run the rules.
@@ -84,11 +90,8 @@ class Startup:
         notices = prepared.examination.notices()
         if notices:
             logger.warning("kvferry:\n%s", notices)
-        if not self.supported:
-            logger.warning(
-                "kvferry: this model's KV cache groups are not all plain full attention with one block "
-                "size, so nothing is cached and nothing changes"
-            )
+        if self.unsupported is not None:
+            logger.warning("kvferry: %s; nothing is cached and nothing changes", self.unsupported)
             return None
         self._new_chain = new_chain_factory(
             prepared.config,
@@ -118,9 +121,7 @@ class Startup:
         return self._new_chain(salt, lora)
 
     def _load_mode(self) -> LoadMode:
-        """Several groups always load beside the forward pass, because vLLM cannot be told of a
-        synchronous load that failed for some of them."""
-        if len(self._kv_cache_config.kv_cache_groups) > 1:
+        if not sync_loads(self._kv_cache_config):
             return LoadMode.ASYNC
         return LoadMode(self._options().load.value)
 
@@ -135,19 +136,18 @@ class Startup:
             load=self._load_mode(),
             save_generated=options.save_generated,
             verify=options.verify,
+            events=self.events,
         )
 
     def _description(self) -> EngineDescription:
         transfer = self._vllm_config.kv_transfer_config
         assert transfer is not None
         assert transfer.engine_id is not None
-        groups = self._kv_cache_config.kv_cache_groups
         return EngineDescription(
             engine_id=transfer.engine_id,
             world_size=self._vllm_config.parallel_config.world_size,
-            block_tokens=groups[0].kv_cache_spec.block_size,
+            groups=group_shapes(self._kv_cache_config),
             block_bytes=rank_block_bytes(self._kv_cache_config),
-            groups=len(groups),
         )
 
     def _facts(self, config: Config) -> Iterable[Fact]:

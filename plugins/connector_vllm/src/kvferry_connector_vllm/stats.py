@@ -23,6 +23,9 @@ COUNTERS: Mapping[str, str] = {
     "failed_saves": "Chunks whose save failed on some rank.",
     "refused_saves": "Chunks that found no room.",
     "evictions": "Chunks that made room for others.",
+    "over_quota": "Chunks that their owner's quota had no room for.",
+    "ended": "Chunks whose time to live ended.",
+    "pins_refused": "Chunks that were not pinned because of a limit.",
     "saved_bytes": "Bytes copied out of the engine's KV cache, all ranks.",
     "loaded_bytes": "Bytes copied into the engine's KV cache, all ranks.",
     "verified_blocks": "Restored blocks whose digest was compared, all ranks.",
@@ -32,6 +35,7 @@ GAUGES: Mapping[str, str] = {
     "resident_chunks": "Chunks that can be found now.",
     "free_slots": "Slots that hold nothing now.",
     "capacity_slots": "Slots of the tier that are ready.",
+    "pinned_slots": "Slots of chunks that are pinned.",
 }
 
 

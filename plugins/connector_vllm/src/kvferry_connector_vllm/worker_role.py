@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from attrs import asdict
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
-from kvferry.runtime import WorkerRuntime
+from kvferry.runtime import KVFerryError, WorkerRuntime
+from kvferry_connector_vllm.engine import sync_loads
 from kvferry_connector_vllm.pages import engine_groups
 from kvferry_connector_vllm.scheduler_role import KVFerryMetadata, KVFerryWorkerMetadata
 from kvferry_connector_vllm.startup import Startup
@@ -40,8 +41,15 @@ class WorkerRole:
         self._counted: dict[str, int] = {}
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        if self._startup.supported:
-            self._runtime = self._startup.open_worker(engine_groups(kv_caches, self._config))
+        if self._startup.unsupported is not None:
+            return
+        try:
+            groups = engine_groups(kv_caches, self._config)
+        except KVFerryError as error:
+            # The scheduler's half waits for this rank for ever, and so nothing is cached.
+            logger.warning("kvferry: nothing is cached and nothing changes: %s", error)
+            return
+        self._runtime = self._startup.open_worker(groups)
 
     def close(self) -> None:
         if self._runtime is not None:
@@ -64,9 +72,10 @@ class WorkerRole:
         if self._runtime is None:
             return KVConnectorTransferResults()
         report = self._runtime.report(metadata.plan)
-        # One group: the engine keeps what lies before the first bad block. Several: it can only be
-        # told per request, and recomputes all of it.
-        by_request = len(self._config.kv_cache_groups) > 1
+        # One group without a window: the engine keeps what lies before the first bad block. Else it can
+        # only be told per request, and recomputes all of it: blocks of several groups would end the
+        # engine, and what a window needs before the first bad block is not there.
+        by_request = not sync_loads(self._config)
         self._invalid |= set() if by_request else report.invalid_blocks
         return KVConnectorTransferResults(
             finished_sending=set(report.finished_sending),

@@ -1,0 +1,59 @@
+"""Real models whose KV cache is not plain full attention: a hit answers like vLLM's own."""
+
+from __future__ import annotations
+
+from tests.demo.prompts import random_tokens
+from tests.e2e.checks import BLOCK, assert_at_rest, difference, whole_blocks
+from tests.e2e.conftest import Launch, make_model
+from tests.engines import NO_LOAD, UNUSED, Engine
+from tests.models import WINDOWED
+
+
+def assert_restores(engine: Engine, tokens: int, verified: int) -> None:
+    """Store a new prompt, restore it, and compare with vLLM's own prefix hit; ``verified`` blocks of all
+    groups must have come back, and no other."""
+    prompt = random_tokens(tokens, tokens)
+    engine.clear()
+    assert engine.serve(prompt, NO_LOAD).cached_tokens == 0
+    reference = engine.serve(prompt, UNUSED)
+    before = engine.reset()
+    ours = engine.serve(prompt)
+    gained = difference(engine.reset(), before)
+    assert ours.cached_tokens == reference.cached_tokens == gained["hit_tokens"] == whole_blocks(tokens)
+    assert ours.same_as(reference)
+    assert gained["verified_blocks"] == verified
+
+
+def test_of_sliding_windows_only_the_end_is_restored(launch: Launch) -> None:
+    assert WINDOWED.window is not None
+    window = WINDOWED.window // BLOCK
+    described = launch(model=make_model("windowed"), max_num_batched_tokens=1024)
+    with described as engine:
+        for tokens in (129, 700, 1300, 3001):
+            # Three groups of sliding layers and one of full attention, a layer each.
+            hit = whole_blocks(tokens) // BLOCK
+            assert_restores(engine, tokens, hit + 3 * min(hit, window))
+        # A next turn, and a prompt that leaves the stored one early.
+        prompt = random_tokens(5, 1500)
+        answer = engine.serve(prompt, max_tokens=200)
+        engine.reset()
+        turn = prompt + answer.tokens + random_tokens(6, 100)
+        assert engine.serve(turn).cached_tokens == (1500 + 199) // BLOCK * BLOCK
+        engine.reset()
+        other = prompt[: 9 * BLOCK] + random_tokens(7, 300)
+        assert engine.serve(other).cached_tokens == 9 * BLOCK
+        assert_at_rest(engine.reset())
+
+
+def test_latents_are_left_alone_where_vllm_cannot_go_on_from_a_hit(launch: Launch) -> None:
+    """vLLM's MLA on CPU computes whole prompts only. A hit would give wrong answers, so there is none,
+    one message says why, and requests run as without kvferry."""
+    with launch(model=make_model("latent")) as engine:
+        prompt = random_tokens(1, 700)
+        cold = engine.serve(prompt)
+        again = engine.serve(prompt)
+        assert again.cached_tokens == 0
+        assert again.same_as(cold)
+        said = [line for line in engine.log.read_text().splitlines() if "nothing is cached" in line]
+        assert len(said) == 1
+        assert "MLA computes whole prompts only" in said[0]
