@@ -15,6 +15,7 @@ SOURCES = {
     "kvferry": "core",
     "kvferry_native": "csrc",
     "kvferry_backend_cpu": "plugins/backend_cpu",
+    "kvferry_eviction_policies": "plugins/eviction_policies",
     "kvferry_connector_vllm": "plugins/connector_vllm",
 }
 
