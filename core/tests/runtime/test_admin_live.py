@@ -119,6 +119,7 @@ def test_clear_takes_what_was_chosen_and_requests_go_on(
     assert serve(instance, length=3 * CHUNK + 1, store=False) == 3 * CHUNK
     assert live("clear", text=True) == "3 chunks removed\n"
     assert serve(instance, length=3 * CHUNK + 1, store=False) == 0
+    instance.settle()
     instance.check_idle()
 
 
@@ -169,7 +170,7 @@ def test_pins_are_listed_extended_and_released(instance: FakeInstance, live: Cal
 def test_quotas_of_a_policy_without_any_are_a_clear_error(
     instance: FakeInstance, live: Callable[..., Any]
 ) -> None:
-    for words in (("list",), ("set", "a", "1GiB"), ("set", "--default", "none"), ("forget", "a")):
+    for words in (("list",), ("set", "a", "1GiB"), ("set", "--default", "unlimited"), ("forget", "a")):
         code, complaint = live("quota", *words)
         assert code == 2
         assert "keeps no quotas" in complaint
@@ -358,4 +359,5 @@ def test_quotas_are_shown_set_enforced_and_forgotten(
     assert "3 KiB each" in live("quota", "list", text=True)
     assert live("quota", "forget", "a")["owners"] == []
     assert live("quota", "forget", "a")[0] == 2
+    instance.settle()
     instance.check_idle()

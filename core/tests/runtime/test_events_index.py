@@ -137,6 +137,7 @@ def test_an_index_follows_stores_evictions_and_clears(open_instance: Any) -> Non
     for text in texts:
         for salt in ("", "tenant"):
             probe(instance, index, text, salt)
+    instance.settle()
     instance.check_idle()
 
 
@@ -200,6 +201,7 @@ def test_a_request_pins_what_it_hits_and_what_it_stores(open_instance: Any) -> N
     instance.manager.unpin("reader")
     instance.scheduler.run_timers()
     assert instance.manager.stats().pinned == 0
+    instance.settle()
     instance.check_idle()
 
 
@@ -210,6 +212,7 @@ def test_a_requests_time_to_live_ends_what_it_stored(open_instance: Any) -> None
     run(instance, [1000 + token for token in tokens], ttl=600.0)
     assert run(instance, [*tokens, 5], store=False) == 0
     assert run(instance, [1000 + token for token in [*tokens, 5]], store=False) == 3 * CHUNK
+    instance.settle()
     instance.check_idle()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kvferry.api.units import parse_duration, parse_size
+from kvferry.api.units import UNLIMITED, parse_duration, parse_limit
 from kvferry.cli.host import Host
 from kvferry.cli.live_output import cleared_text, instances_text, pins_text, quotas_text, status_text
 from kvferry.cli.output import add_format, print_json
@@ -72,7 +72,7 @@ class LiveCommand:
         change = self._action(steps, "set", "give an owner (a cache salt) a quota, or all others")
         _add_instance(change)
         change.add_argument("owner", nargs="?", metavar="OWNER", help="the owner; '' owns without a salt")
-        change.add_argument("size", nargs="?", metavar="SIZE", help="such as 4GiB, or 'none' for no limit")
+        change.add_argument("size", nargs="?", metavar="SIZE", help="such as 4GiB, or 'unlimited'")
         change.add_argument(
             "--default", metavar="SIZE", help="instead: what each owner without a quota of its own may hold"
         )
@@ -188,11 +188,11 @@ def _set_quota(arguments: argparse.Namespace) -> SetQuota:
         arguments.usage("give OWNER and SIZE, or --default SIZE")
     text = arguments.size if named else arguments.default
     try:
-        size = None if text == "none" else parse_size(text)
+        limit = parse_limit(text)
     except ValueError as error:
         arguments.usage(str(error))
         raise
-    return SetQuota(arguments.owner if named else None, size)
+    return SetQuota(arguments.owner if named else None, None if limit == UNLIMITED else limit)
 
 
 def _text(answer: Answer) -> str:

@@ -83,4 +83,4 @@ def pins_text(pins: Pins) -> str:
 
 
 def _quota(size: int | None) -> str:
-    return "no limit" if size is None else size_text(size)
+    return "unlimited" if size is None else size_text(size)
