@@ -1,6 +1,6 @@
 """Control plane figures: ``match`` of 131,072 tokens among many resident chunks, and memory.
 
-Run ``python tests/bench/control.py``.
+Run ``python -m tests.bench.control``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
 from kvferry.control.outcomes import ChunkWrite
+from tests.bench import holds
 
 CHUNK, BLOCK = 256, 128
 PROMPT_CHUNKS = 512
@@ -104,7 +105,8 @@ def run(sizes: tuple[int, ...] = (10_000, 1_000_000), rounds: int = 200) -> dict
     """By number of resident chunks: ``match`` of 512 with its release (median, ms), one slice of it
     (µs), a reservation of 16 chunks while the tier evicts, and its result (median, µs). Beside
     them, for the last of ``sizes``, bytes of Python memory per chunk, with everything that the
-    manager keeps: keys, one alias per chunk, eviction order."""
+    manager keeps: keys, one alias per chunk, eviction order; and how long the holds of
+    :mod:`tests.bench.holds` are."""
     results: dict[str, Any] = {}
     for size in sizes:
         prompts = size // PROMPT_CHUNKS
@@ -126,6 +128,7 @@ def run(sizes: tuple[int, ...] = (10_000, 1_000_000), rounds: int = 200) -> dict
         results[f"resident_{size}"] = figures
         results["bytes_per_chunk"] = memory  # the last size stays: it is the largest
         del manager
+    results["holds"] = holds.run()
     return results
 
 

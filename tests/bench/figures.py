@@ -117,6 +117,28 @@ FIGURES: Sequence[Figure] = (
     ),
     *(
         Figure(
+            bench="control",
+            name=f"one hold of the lock: {what}",
+            path=("holds", f"{kind}_us"),
+            unit="µs",
+            goal=Goal.AT_MOST,
+            target=100.0,
+        )
+        for kind, what in (
+            ("clear", "clearing"),
+            ("scan", "looking for what to clear"),
+            ("expire", "removing what has ended"),
+            ("prolong", "letting a chain stay longer"),
+            ("pin", "pinning"),
+            ("unpin", "letting pinned chunks go"),
+            ("tell", "telling of chunks again"),
+            ("take_events", "taking facts"),
+            ("quota_look", "looking who holds too much"),
+            ("quota_evict", "enforcing a quota"),
+        )
+    ),
+    *(
+        Figure(
             bench="hit_ratio",
             name=f"{traffic}, tier of 5 % of the chunks: {policy}",
             path=("workloads", traffic, "hit_ratio", "5%", policy),

@@ -61,6 +61,18 @@ WISHES = (
     "clear: in slices",
 )
 """What became of wishes for chunks."""
+QUOTAS = (
+    "raised",
+    "lowered",
+    "default changed",
+    "forgotten",
+    "forgotten: unknown",
+    "owner made room",
+    "chunks refused",
+    "enforced: within it",
+    "enforced: in use beyond it",
+)
+"""What became of quotas, in the worlds whose policy keeps some."""
 ENDS = (
     "waiting: aborted",
     "matched: aborted",
@@ -85,6 +97,7 @@ class Coverage:
         self.leases: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
         self.wishes: Counter[str] = Counter()
+        self.quotas: Counter[str] = Counter()
 
     def lease(self, step: str) -> None:
         self.leases[step] += 1
@@ -95,11 +108,15 @@ class Coverage:
     def wish(self, step: str) -> None:
         self.wishes[step] += 1
 
+    def quota(self, step: str) -> None:
+        self.quotas[step] += 1
+
     def add(self, other: Coverage) -> None:
         self.slots += other.slots
         self.leases += other.leases
         self.requests += other.requests
         self.wishes += other.wishes
+        self.quotas += other.quotas
 
     def rows(self) -> Iterator[tuple[str, str, int]]:
         """Kind, step and count of every step that must be taken."""
@@ -109,6 +126,7 @@ class Coverage:
             ("lease", LEASE_STEPS, self.leases),
             ("request", ENDS, self.requests),
             ("wish", WISHES, self.wishes),
+            ("quota", QUOTAS, self.quotas),
         ):
             for step in steps:
                 yield kind, step, counts[step]
@@ -118,8 +136,9 @@ class Coverage:
 
     def unknown(self) -> list[str]:
         """Steps that were counted under a name that no table has; for the tests of the tables."""
-        known = {*LEASE_STEPS, *ENDS, *WISHES}
-        return sorted(step for step in (self.leases + self.requests + self.wishes) if step not in known)
+        known = {*LEASE_STEPS, *ENDS, *WISHES, *QUOTAS}
+        counted = self.leases + self.requests + self.wishes + self.quotas
+        return sorted(step for step in counted if step not in known)
 
 
 class StateColumn:

@@ -2,85 +2,25 @@
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from attrs import define, field
-
-from kvferry.data.plans import Direction, StepPlan, Transfer
 from kvferry.runtime.requests import LoadState, RequestOptions, RequestState
 from kvferry.runtime.scheduler import SchedulerRuntime
 from tests.simulation.coverage import Coverage
 from tests.simulation.events import EventLoop, require
-from tests.simulation.ranks import Job, Rank, rows_of
-from tests.simulation.truth import BLOCK, GARBAGE, Numbers, Text, Truth, stored
+from tests.simulation.ranks import Job, Rank
+from tests.simulation.steps import STEP_SECONDS, Request, Step, StepRunner, Where
+from tests.simulation.truth import BLOCK, Numbers, Text, Truth
 
 RUNNING = 4
 STEP_TOKENS = 40
-STEP_SECONDS = 0.004
 PATIENCE_SECONDS = 400.0
 """A request that is older than this has been forgotten by somebody."""
 
 
-class Where(enum.Enum):
-    WAITING = "waiting"
-    LOADING = "loading"
-    RUNNING = "running"
-    PREEMPTED = "preempted"
-    FINISHED = "finished"
-
-
-@define(eq=False)
-class Request:
-    """One request; its tokens are the beginning of a text. ``table`` are its blocks."""
-
-    id: str
-    text: Text
-    tokens: list[int]
-    prompt: int
-    total: int
-    deadline: float
-    where: Where = Where.WAITING
-    computed: int = 0
-    table: list[int] = field(factory=list)
-    preemptions: int = 0
-    loaded_from: int = 0
-    loaded_to: int = 0
-    loading: set[int] = field(factory=set)
-    """Ranks whose load has not ended."""
-    failed: bool = False
-    mixed: bool = False
-    """It went on while the weights changed: its blocks are its own business, and must not be stored."""
-    held: bool = False
-    untold: set[int] = field(factory=set)
-    """Ranks that have not heard of its end yet; its blocks stay until they have, and saved."""
-
-    @property
-    def left(self) -> int:
-        return min(len(self.tokens), self.total - 1) - self.computed
-
-
-@define(eq=False)
-class _Step:
-    plan: StepPlan
-    scheduled: list[tuple[Request, int, int]]
-    cached: list[tuple[Request, int]]
-    """Requests with tokens that the engine had already."""
-    ended: int = 0
-    invalid: set[int] = field(factory=set)
-    sync_failed: set[int] = field(factory=set)
-    """Ranks on which a load in front of the forward pass failed."""
-    loaded: dict[int, list[Job]] = field(factory=dict)
-    saves: dict[int, list[Job]] = field(factory=dict)
-
-
 class Engine:
-    """One life of one engine, with one runtime and one life of each rank.
-
-    A step takes several events: every rank begins it, all compute together, every rank ends it. Copies go
-    on in between.
-    """
+    """One life of one engine, with one runtime and one life of each rank. A step takes several events."""
 
     def __init__(
         self,
@@ -109,6 +49,7 @@ class Engine:
         self._numbers = numbers
         self._preempted: list[str] = []
         self._arrived: dict[int, list[Job]] = {rank.number: [] for rank in ranks}
+        self._steps = StepRunner(loop, truth, ranks, self.requests, lambda: self.alive, self._step_ended)
         self._weights_due = False
         self._orders: deque[Callable[[], None]] = deque()
         """What clients and the engine itself want to happen before the next step."""
@@ -254,7 +195,7 @@ class Engine:
             )
             request.computed = last
         plan = self._runtime.step_plan([request.id for request, _, _ in scheduled])
-        step = _Step(plan, scheduled, self._cached)
+        step = Step(plan, scheduled, self._cached)
         self._cached = []
         if not (scheduled or plan.loads or plan.sync_loads or plan.saves or plan.flush or plan.ended):
             self._collect(step)
@@ -263,112 +204,12 @@ class Engine:
             if not self._asleep:
                 self._next_step(0.02)
             return
-        jobs = [self._jobs(rank, plan) for rank in self._ranks]
-        for rank, todo in zip(self._ranks, jobs, strict=True):
-            self._soon(lambda rank=rank, todo=todo: self._begin(step, rank, todo), "rank begins step")
+        self._steps.run(step)
 
-    def _soon(self, action: Callable[[], object], kind: str) -> None:
-        self._loop.after(self._loop.random.expovariate(1 / STEP_SECONDS), kind, action)
-
-    def _jobs(self, rank: Rank, plan: StepPlan) -> tuple[list[Job], list[Job], list[Job]]:
-        """What a rank has to do for a plan; from now on its slots are in use."""
-        made = []
-        for transfers in (plan.sync_loads, plan.loads, plan.saves):
-            made.append([self._job(rank, transfer, transfers is plan.loads) for transfer in transfers])
-            for job in made[-1]:
-                rank.expect(job)
-        return made[0], made[1], made[2]
-
-    def _job(self, rank: Rank, transfer: Transfer, beside: bool) -> Job:
-        right: dict[int, int] = {}
-        request = self.requests.get(transfer.request_id)
-        if transfer.direction is Direction.LOAD and request is not None:
-            for index in range(request.loaded_from // BLOCK, request.loaded_to // BLOCK):
-                right[request.table[index]] = stored(
-                    request.text.blocks[index], rank.number, self._truth.weights
-                )
-            strangers = set(transfer.groups[0].block_column.tolist()) - set(right)
-            require(
-                not strangers, "blocks that the engine owns are not written", f"{request.id}: {strangers}"
-            )
-        rows = rows_of(transfer, lambda block: right.get(block, GARBAGE))
-        return Job(
-            ("engine", transfer.id),
-            transfer.request_id,
-            transfer.direction,
-            rows,
-            checked=bool(right),
-            beside=beside,
-        )
-
-    def _begin(self, step: _Step, rank: Rank, jobs: tuple[list[Job], list[Job], list[Job]]) -> None:
-        """Before the forward pass: blocks that will be overwritten, loads that it needs."""
-        if not (self.alive and rank.alive):
-            return
-        sync_loads, loads, saves = jobs
-        rank.flush(step.plan.flush)
-        for request, local in step.cached:
-            self._fill_local(rank, request, local)
-        for job in sync_loads:
-            rank.run_now(job)
-            if job.failed:
-                step.sync_failed.add(rank.number)
-            step.loaded.setdefault(rank.number, []).append(job)
-        for job in loads:
-            rank.submit(job)
-        step.saves[rank.number] = saves
-        if len(step.saves) == len(self._ranks):
-            self._forward(step)
-            for other in self._ranks:
-                self._soon(lambda other=other: self._end(step, other), "rank ends step")
-
-    def _forward(self, step: _Step) -> None:
-        """All ranks together, as a real forward pass: one rank's wrong input spoils it for all."""
-        bad = {
-            row.block
-            for jobs in step.loaded.values()
-            for job in jobs
-            for row in job.rows
-            if row.slot in job.failed
-        }
-        for request, first, last in step.scheduled:
-            spoilt = any(block in bad for block in request.table)
-            for rank in self._ranks:
-                if not spoilt and not request.mixed:
-                    self._check_before(request, first, rank)
-                for index in range(first // BLOCK, -(-last // BLOCK)):
-                    whole = (index + 1) * BLOCK <= last and not spoilt
-                    rank.cells[request.table[index]] = (
-                        stored(request.text.blocks[index], rank.number, self._truth.weights)
-                        if whole
-                        else GARBAGE
-                    )
-
-    def _check_before(self, request: Request, first: int, rank: Rank) -> None:
-        for index in range(first // BLOCK):
-            right = stored(request.text.blocks[index], rank.number, self._truth.weights)
-            require(
-                rank.cells[request.table[index]] == right,
-                "answers come from right bytes",
-                f"rank {rank.number} read wrong bytes in block {index} of {request.id}",
-            )
-
-    def _end(self, step: _Step, rank: Rank) -> None:
-        """After the forward pass: saves of what it computed, and what the engine must hear."""
-        if not (self.alive and rank.alive):
-            return
-        for job in step.saves[rank.number]:
-            if rank.number in step.sync_failed:
-                job.failed |= job.slots  # computed after a load that failed
-                job.at = len(job.rows)
-            rank.submit(job)
-        for request_id in step.plan.ended:
-            self.requests[request_id].untold.discard(rank.number)
-        step.ended += 1
-        if step.ended == len(self._ranks):
-            self._collect(step)
-            self._update(step)
-            self._next_step(self._loop.random.expovariate(1 / STEP_SECONDS))
+    def _step_ended(self, step: Step) -> None:
+        self._collect(step)
+        self._update(step)
+        self._next_step(self._loop.random.expovariate(1 / STEP_SECONDS))
 
     # -- results ----------------------------------------------------------------------------------
 
@@ -377,12 +218,12 @@ class Engine:
         if self.alive:
             self._arrived[rank.number].append(job)
 
-    def _collect(self, step: _Step) -> None:
+    def _collect(self, step: Step) -> None:
         for number, jobs in self._arrived.items():
             step.loaded.setdefault(number, []).extend(jobs)
             jobs.clear()
 
-    def _update(self, step: _Step) -> None:
+    def _update(self, step: Step) -> None:
         for number, jobs in step.loaded.items():
             for job in jobs:
                 step.invalid |= {row.block for row in job.rows if row.slot in job.failed}
@@ -398,7 +239,7 @@ class Engine:
         for request in list(self.requests.values()):
             self._let_go(request)
 
-    def _cut_back(self, step: _Step) -> None:
+    def _cut_back(self, step: Step) -> None:
         """Requests that rely on a failed load go back to the last good block."""
         if not step.invalid:
             return
@@ -495,13 +336,6 @@ class Engine:
         request.where = Where.RUNNING
         self.running.append(request)
         return request, count
-
-    def _fill_local(self, rank: Rank, request: Request, local: int) -> None:
-        """Blocks that the engine's own prefix cache has already."""
-        for index in range(local // BLOCK):
-            rank.cells[request.table[index]] = stored(
-                request.text.blocks[index], rank.number, self._truth.weights
-            )
 
     def _take(self, request: Request, blocks: int) -> None:
         while len(request.table) < blocks:

@@ -268,6 +268,38 @@ MUTANTS = (
         "            self._append(RemovedFact(digest))\n",
         "            pass\n",
     ),
+    Mutant(
+        "an owner gets one chunk beyond its quota",
+        "control/writing.py",
+        "self._refuse(plan, salt, allowed - residency.entries.salts.count(salt))",
+        "self._refuse(plan, salt, 1 + allowed - residency.entries.salts.count(salt))",
+    ),
+    Mutant(
+        "chunks on their way count for no quota",
+        "control/writing.py",
+        "        held = residency.entries.salts.count(salt)\n",
+        "        mine = residency.entries.salt.array == residency.entries.salts.find(salt)\n"
+        "        mine &= residency.entries.state.array == State.VISIBLE\n"
+        "        held = int(mine.sum())\n",
+    ),
+    Mutant(
+        "others make room for an owner's excess",
+        "control/writing.py",
+        "residency.evict(min(surplus, wanted + _CATCH_UP_CHUNKS), salt)",
+        "residency.evict(min(surplus, wanted + _CATCH_UP_CHUNKS))",
+    ),
+    Mutant(
+        "quotas are enforced beyond what they say",
+        "control/clearing.py",
+        "need = min(self._quotas.excess(self._owners[-1]), chunks)",
+        "need = chunks if self._quotas.excess(self._owners[-1]) else 0",
+    ),
+    Mutant(
+        "quotas are enforced for one owner in a slice",
+        "control/clearing.py",
+        "            self._owners.pop()\n",
+        "            self._owners.clear()\n",
+    ),
 )
 
 

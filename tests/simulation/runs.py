@@ -98,6 +98,7 @@ def settings_of(seed: int) -> Settings:
         slots=random.choice((24, 36, 48, 64)),
         load_mode=random.choice((LoadMode.AUTO, LoadMode.ASYNC, LoadMode.SYNC)),
         save_generated=random.random() < 0.7,
+        quotas=seed % 3 == 1,
     )
 
 

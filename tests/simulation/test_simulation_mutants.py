@@ -14,6 +14,7 @@ QUICK = (
     "one rank's result stands for all",
     "quarantine is skipped",
     "heads go before tails",
+    "an owner gets one chunk beyond its quota",
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import define
 
 from kvferry.control.entries import State
-from kvferry.control.manager import SLICE_KEYS, CacheManager
+from kvferry.control.manager import SLICE_KEYS
 from kvferry.control.matching import MatchCursor, TailKeys
 from kvferry.control.outcomes import (
     ChunkWrite,
@@ -26,6 +26,7 @@ from kvferry.control.outcomes import (
 )
 from tests.simulation.coverage import Coverage
 from tests.simulation.events import require
+from tests.simulation.quotas import QuotaManager
 from tests.simulation.truth import BLOCK, CHUNK
 from tests.simulation.wishes import NEVER, LifeTimes, PinModel
 
@@ -57,7 +58,7 @@ class Write:
     owned: bool = True
 
 
-class WatchedManager(CacheManager):
+class WatchedManager(QuotaManager):
     """Predicts the outcome of each call on leases from the calls before it, and checks every slot that
     is handed out: nobody may be at it, and what is found must be right on every rank.
 

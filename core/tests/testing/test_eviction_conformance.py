@@ -50,6 +50,43 @@ class KeepsVictims(LRU):
         super()._put_back(taken[1:])
 
 
+class PunishesRefusals(LRU):
+    """What it was refused in vain counts as new once it can go."""
+
+    def evict(self, need: int, claim: Callable[[int], Claim]) -> Evicted | NotEnough:
+        refused = []
+
+        def noting(entry: int) -> Claim:
+            answer = claim(entry)
+            if answer is not Claim.TAKEN:
+                refused.append(entry)
+            return answer
+
+        answer = super().evict(need, noting)
+        if isinstance(answer, NotEnough):
+            self.__dict__.setdefault("refused", set()).update(refused)
+        return answer
+
+    def release(self, ids: Sequence[int]) -> None:
+        super().release(ids)
+        refused = self.__dict__.get("refused", set())
+        if again := [entry for entry in ids if entry in refused]:
+            refused.difference_update(again)
+            self.touch(again)
+
+
+class TidiesWhenItEvicts(LRU):
+    """Keeps something for each chunk until it has to look for a victim."""
+
+    def remove(self, ids: Sequence[int]) -> None:
+        super().remove(ids)
+        self.__dict__.setdefault("gone", []).extend(bytes(40) for _ in ids)
+
+    def evict(self, need: int, claim: Callable[[int], Claim]) -> Evicted | NotEnough:
+        self.__dict__.pop("gone", None)
+        return super().evict(need, claim)
+
+
 class UsesOnRelease(LRU):
     def release(self, ids: Sequence[int]) -> None:
         super().release(ids)
@@ -105,6 +142,8 @@ WRONG: list[tuple[type[LRU], str, dict[str, Any]]] = [
     (ForgetsForGood, "test_what_is_in_use_stays_and_can_go_later", {}),
     (CountsChunks, "test_sizes_add_up", {"seed": 1}),
     (KeepsVictims, "test_too_little_changes_nothing", {}),
+    (PunishesRefusals, "test_what_was_refused_in_vain_stands_where_it_stood", {}),
+    (TidiesWhenItEvicts, "test_chunks_that_go_leave_nothing_behind", {}),
     (UsesOnRelease, "test_release_is_not_an_access", {}),
     (PrefersSmallIds, "test_ids_are_only_names", {}),
     (WantsLists, "test_many_ids_may_come_as_a_memory_view", {}),

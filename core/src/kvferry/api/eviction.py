@@ -53,7 +53,7 @@ class Evicted:
 
 @frozen
 class NotEnough:
-    """The claimable entries do not add up. Nothing changed."""
+    """The claimable entries do not add up to what was needed, but to ``available``. Nothing was taken."""
 
     available: int
 
@@ -100,9 +100,12 @@ class EvictionPolicy(Protocol):
     def evict(self, need: int, claim: Callable[[int], Claim]) -> Evicted | NotEnough:
         """Claim entries until their sizes reach ``need``.
 
-        ``claim`` answers at once. After ``NotEnough`` the manager undoes all claims of this call, and
-        the policy must behave as if it had not happened. After ``Evicted`` the manager calls
-        ``remove`` with the same ids.
+        ``claim`` answers at once. After ``Evicted`` the manager calls ``remove`` with the same ids.
+        After ``NotEnough`` it undoes all claims of this call, and the policy goes on as if it had not
+        been asked: what it took is there again, in the order that it had. Only entries that were
+        refused during the call (``HAS_SUCCESSORS``, ``LEASED``) may stay forgotten, as after any
+        other refusal, and so be passed over by evictions until ``release`` or ``touch`` names them.
+        Unless something was evicted meanwhile, they then stand where they stood before the call.
         """
         ...
 
@@ -115,7 +118,8 @@ class QuotaPolicy(EvictionPolicy, Protocol):
     would pass its quota, :meth:`evict_owned` makes room among the owner's own chunks, and what still
     does not fit is refused. So no owner is ever above its quota, unless the quota was lowered since.
 
-    ``owner`` is a cache salt; the empty string is the owner of requests without one.
+    ``owner`` is a cache salt; the empty string is the owner of requests without one. Quotas can be asked
+    for and changed before :meth:`open` too: they are values, like the options.
     """
 
     def quota(self, owner: str) -> int | None:

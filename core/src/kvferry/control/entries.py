@@ -187,10 +187,12 @@ class EntryTable:
         first = self._first.view[self.parent.view[row]]
         return first == row and self._next.view[row] == NOBODY
 
-    def leaf(self, row: int) -> int:
-        """Some end of a chain that goes through ``row``."""
-        while self._first.view[row] != NOBODY:
-            row = self._first.view[row]
+    def towards_end(self, row: int, steps: int) -> int:
+        """Some end of a chain that goes through ``row``, or the row so many steps nearer to it."""
+        first = self._first.view
+        while steps > 0 and first[row] != NOBODY:
+            row = first[row]
+            steps -= 1
         return row
 
     def find_any(self, digest: bytes) -> int:

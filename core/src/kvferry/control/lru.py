@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from kvferry.api import NO_PARENT, Claim, EntryView, Evicted, NotEnough
 from kvferry.control.columns import Column
+from kvferry.control.heap import Heap
 
 _ABSENT, _IDLE, _QUEUED, _WAITING, _TAKEN = range(5)
 _NOBODY = -1
@@ -23,14 +23,14 @@ class LRU:
     it went, or that can be claimed again after a lease, keeps its older stamp and waits in a heap;
     the next victim is the older of the two fronts.
 
-    Costs: ``insert``, ``touch`` (apart from the bulk write) and ``remove`` of one chunk take constant
-    time, a victim takes logarithmic time in the length of the heap. A refused chunk is forgotten
-    until ``release`` or ``touch`` names it, so no chunk is asked for twice in vain.
+    Costs: ``insert``, ``touch`` (apart from the bulk write), ``remove`` of one chunk and a victim take
+    constant time, or logarithmic time in the length of the heap where the chunk or the one before it
+    waits there. A refused chunk is forgotten until ``release`` or ``touch`` names it, so no chunk is
+    asked for twice in vain.
     """
 
     def __init__(self) -> None:
         self._clock = 0
-        self._heap: list[int] = []
         self._oldest = _NOBODY
         self._newest = _NOBODY
         self.open(0)
@@ -43,6 +43,7 @@ class LRU:
         self._older = Column(entries)
         self._newer = Column(entries)
         self._place = Column(entries, np.uint8)
+        self._waiting = Heap(entries)
 
     def insert(self, entry: EntryView) -> None:
         self._clock += 1
@@ -117,25 +118,15 @@ class LRU:
 
     def _wait(self, entry: int) -> None:
         self._place.view[entry] = _WAITING
-        if len(self._heap) > 2 * len(self._place.array):
-            # Records of chunks that were removed without any eviction, as by clearing again and again.
-            waiting = np.flatnonzero(self._place.array == _WAITING)
-            self._heap = np.sort((self._stamp.array[waiting] << 32) | waiting).tolist()
-            return
-        heapq.heappush(self._heap, (self._stamp.view[entry] << 32) | entry)
+        self._waiting.add(entry, self._stamp.view[entry])
 
     def _front(self) -> int:
-        """The oldest leaf. Heap records that something overtook are thrown away here."""
-        heap = self._heap
-        while heap:
-            stamp, entry = heap[0] >> 32, heap[0] & 0xFFFF_FFFF
-            if self._place.view[entry] == _WAITING and self._stamp.view[entry] == stamp:
-                oldest = self._oldest
-                if oldest == _NOBODY or stamp <= self._stamp.view[oldest]:
-                    return entry
-                return oldest
-            heapq.heappop(heap)
-        return self._oldest
+        """The oldest leaf."""
+        oldest = self._oldest
+        if not self._waiting:
+            return oldest
+        stamp, entry = self._waiting.first()
+        return entry if oldest == _NOBODY or stamp <= self._stamp.view[oldest] else oldest
 
     def _append(self, entry: int) -> None:
         self._older.view[entry] = self._newest
@@ -148,9 +139,10 @@ class LRU:
         self._place.view[entry] = _QUEUED
 
     def _take_out(self, entry: int) -> None:
-        """Out of list or heap; a heap record stays behind and is recognised by the place."""
+        """Out of list or heap."""
         place = self._place.view
-        if place[entry] == _QUEUED:
+        at = place[entry]
+        if at == _QUEUED:
             older, newer = self._older.view[entry], self._newer.view[entry]
             if older == _NOBODY:
                 self._oldest = newer
@@ -160,5 +152,7 @@ class LRU:
                 self._newest = older
             else:
                 self._older.view[newer] = older
-        if place[entry] in (_QUEUED, _WAITING):
+            place[entry] = _IDLE
+        elif at == _WAITING:
+            self._waiting.remove(entry)
             place[entry] = _IDLE

@@ -35,7 +35,7 @@ from kvferry.control.residency import Residency
 from kvferry.control.writing import ChunkContent, Writers
 
 SLICE_KEYS = 128
-"""Keys that one slice of a match looks up: 65 to 100 microseconds where it was measured."""
+"""Keys that one slice of a match looks up: about 50 microseconds in the median."""
 
 
 class CacheManager:
@@ -174,6 +174,25 @@ class CacheManager:
         end = NEVER if seconds is None else now + seconds
         return self._writers.reserve(owner, salt, writes, now, model, end, content)
 
+    @property
+    def ttl(self) -> float | None:
+        """The time to live of chunks whose writer asks for none."""
+        return self._ttl
+
+    def prolong(self, key: bytes, now: float, ttl: float | None = None) -> None:
+        """Let the chunk ``key``, visible or on its way, and all before it stay as long as :meth:`reserve`
+        with these arguments makes what its writes stand on stay.
+
+        Nothing happens to a chunk that has ended. Costs about 0.3 microseconds per chunk that would end
+        earlier: for a long chain under a lock, begin with a chunk near its head, and reserve when all
+        of it will stay.
+        """
+        seconds = self._ttl if ttl is None else ttl
+        residency = self._residency
+        row = residency.entries.find_any(key)
+        if seconds is not None and row != NOBODY and not residency.deadlines.has_ended(row, now):
+            residency.prolong(row, now + seconds)
+
     def complete(self, reservation: int, succeeded: Collection[int]) -> Completion:
         """The result of all writes of a reservation: the items in ``succeeded`` hold their bytes, the
         others failed, and nobody writes any of them any more.
@@ -250,7 +269,7 @@ class CacheManager:
         residency = self._residency
         ended = Removed(0, 0, 0)
         if residency.deadlines.next_time() <= now:
-            ended = residency.end_due(now, 2 * residency.entries.rows if limit is None else limit)
+            ended = residency.end_due(now, limit)
             self._ended += ended.removed + ended.kept
         pins = residency.pins.end_due(now)
         residency.unpin(None if limit is None else 4 * limit)
@@ -270,7 +289,7 @@ class CacheManager:
         The chunk may be visible or on its way, a full one or a tail. Pins of one name add up, and
         pins of different names are independent. A pinned chunk is not evicted; cleared, dropped, or
         ended, it goes like any other. Costs about 0.4 microseconds per chunk that the pin did not
-        cover yet.
+        cover yet: for a long chain under a lock, begin with a chunk near its head.
         """
         residency = self._residency
         entries, pins = residency.entries, residency.pins
@@ -291,6 +310,12 @@ class CacheManager:
             return PinOutcome.PINNED
         covered = pins.cover(pin, path, tail=not entries.is_full(path[-1]))
         return PinOutcome.PINNED if covered == len(path) else PinOutcome.NO_ROOM
+
+    def covers(self, salt: str, name: str, key: bytes) -> bool:
+        """Whether the pin of this name covers the chunk ``key``, and so all before it."""
+        pins, row = self._residency.pins, self._residency.entries.find_any(key)
+        pin = pins.find(salt, name)
+        return pin is not None and row != NOBODY and pins.covers(pin, row)
 
     def extend_pin(self, name: str, seconds: float, now: float, salt: str | None = None) -> int:
         """Let the pins of this name, of one salt or of all, last ``seconds`` from now at the least; how

@@ -15,6 +15,9 @@ from kvferry.control.outcomes import Removed
 from kvferry.control.pins import Pins
 from kvferry.control.tier import Tier
 
+STEPS_AT_ONCE = 512
+"""Entries that one slice passes on its way to the end of a chain."""
+
 
 class Residency:
     """Entries, their slots and the number of leases on each.
@@ -45,6 +48,8 @@ class Residency:
         self._quota_policy = quota_policy
         self.count = [slots, *[0] * (len(State) - 1)]
         """Rows by state."""
+        self._ending = ROOT
+        """Where to go on with removing what has ended, perhaps."""
         self.evictions = 0
         self.dropped = 0
         self.stored = 0
@@ -252,35 +257,56 @@ class Residency:
         """:meth:`cut`, counted as a loss."""
         return self._lost(self.cut(rows))
 
-    def drop_from_end(self, row: int, limit: int) -> tuple[int, Removed]:
+    def drop_from_end(self, row: int, limit: int, steps: int) -> tuple[int, Removed]:
         """:meth:`cut_from_end`, counted as a loss."""
-        before, gone = self.cut_from_end(row, limit)
+        before, gone = self.cut_from_end(row, limit, steps)
         return before, self._lost(gone)
 
     def _lost(self, gone: Removed) -> Removed:
         self.dropped += gone.removed + gone.kept
         return gone
 
-    def cut_from_end(self, row: int, limit: int, top: int = ROOT) -> tuple[int, Removed]:
+    def cut_from_end(
+        self, row: int, limit: int, steps: int, ended: float | None = None
+    ) -> tuple[int, Removed]:
         """:meth:`cut` up to ``limit`` entries at the end of some chain through ``row``, going towards
-        its head no further than ``top``. Answers with the entry before them, too."""
+        its head: no further than what has ended at that time, if one is given.
+
+        Answers with the entry before them, too; with none removed it is one that is ``steps`` nearer to
+        the end of the chain, from which the next call goes on.
+        """
         entries = self.entries
-        cut = entries.leaf(row)
+        cut = entries.towards_end(row, steps)
+        if entries.has_successors(cut):
+            return cut, Removed(0, 0, 0)
         for _ in range(limit - 1):
             parent = entries.parent.view[cut]
-            if cut == top or parent == ROOT or not entries.only_successor(cut):
+            if parent == ROOT or not entries.only_successor(cut):
+                break
+            if ended is not None and not self.deadlines.has_ended(parent, ended):
                 break
             cut = parent
         return entries.parent.view[cut], self.cut([cut])
 
-    def end_due(self, now: float, limit: int) -> Removed:
-        """Remove up to ``limit`` entries whose time to live has ended, tails before heads."""
-        ended = Removed(0, 0, 0)
-        while limit > 0 and (row := self.deadlines.due(now, limit)) >= 0:
-            _, gone = self.cut_from_end(row, limit, top=row)
-            ended += gone
-            limit -= gone.chunks
-        return ended
+    def end_due(self, now: float, limit: int | None) -> Removed:
+        """Remove entries whose time to live has ended, tails before heads: all, or up to ``limit``, and
+        then fewer, or none, says nothing about what is left: ``deadlines.next_time`` does."""
+        total = Removed(0, 0, 0)
+        rows = 2 * self.entries.rows
+        left = rows if limit is None else limit
+        steps = rows if limit is None else STEPS_AT_ONCE
+        while left > 0:
+            row = self._ending
+            if row == ROOT or not self.entries.in_tree(row) or not self.deadlines.has_ended(row, now):
+                row = self.deadlines.due(now, left)
+                if row < 0:
+                    break
+            self._ending, gone = self.cut_from_end(row, left, steps, now)
+            if not gone.chunks:
+                break
+            total += gone
+            left -= gone.chunks
+        return total
 
     def evict(self, need: int, owner: str | None = None) -> int:
         """Free up to ``need`` slots of entries that nobody uses, all of them ``owner``'s if given (the

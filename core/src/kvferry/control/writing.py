@@ -24,7 +24,7 @@ from kvferry.control.residency import Residency
 ChunkContent = Callable[[ChunkWrite], object]
 """What a writer says of a chunk to those who are told of it."""
 
-_CATCH_UP_CHUNKS = 16
+_CATCH_UP_CHUNKS = 4
 """Chunks that a reservation evicts, beyond those it needs, of an owner whose quota was lowered."""
 
 

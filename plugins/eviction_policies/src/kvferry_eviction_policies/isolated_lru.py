@@ -12,7 +12,7 @@ from kvferry_eviction_policies.columns import Column, Ids
 from kvferry_eviction_policies.heaps import Heaps
 from kvferry_eviction_policies.leaves import NOBODY, LeafPolicy
 from kvferry_eviction_policies.options import IsolatedLRUOptions
-from kvferry_eviction_policies.owners import Owner, Owners
+from kvferry_eviction_policies.owners import NOWHERE, Owner, Owners
 
 
 class IsolatedLRU(LeafPolicy):
@@ -29,13 +29,17 @@ class IsolatedLRU(LeafPolicy):
     def __init__(self, options: IsolatedLRUOptions) -> None:
         self._default = _quota_of(options.default)
         self._quotas = {owner: _quota_of(limit) for owner, limit in options.quotas.items()}
+        self._owners = self._no_owners(0)
+
+    def _no_owners(self, entries: int) -> Owners:
+        return Owners(entries, self._quotas, self.default_quota)
 
     def _prepare(self, entries: int) -> None:
         self._clock = 0
         self._stamp = Column(entries, np.int64)
         self._owner = Column(entries)
         self._heaps = Heaps(entries, self._stamp, self._stamp)
-        self._owners = Owners(entries, self.quota)
+        self._owners = self._no_owners(entries)
 
     # Quotas
 
@@ -47,7 +51,6 @@ class IsolatedLRU(LeafPolicy):
 
     def set_default_quota(self, quota: int | None) -> None:
         self._default = _checked(quota)
-        self._owners.rank_all()
 
     def quotas(self) -> Mapping[str, int | None]:
         return MappingProxyType(self._quotas)
@@ -97,7 +100,7 @@ class IsolatedLRU(LeafPolicy):
     def _add(self, entry: int) -> None:
         owner = self._owner_of(entry)
         owner.root = self._heaps.add(owner.root, entry)
-        if not owner.queued:
+        if owner.queue == NOWHERE:
             self._owners.rank(owner)
 
     def _drop(self, entry: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 
 import numpy as np
@@ -12,6 +12,7 @@ from kvferry_eviction_policies.columns import Column
 from kvferry_eviction_policies.heaps import EMPTY, Heaps
 
 _NOTHING_ALLOWED, _NO_LIMIT, _LIMITED = range(3)
+NOWHERE, _OWN, _DEFAULT = -1, 0, 1
 
 
 @define(eq=False, slots=True)
@@ -23,7 +24,8 @@ class Owner:
     held: int = 0
     chunks: int = 0
     root: int = EMPTY
-    queued: bool = False
+    queue: int = NOWHERE
+    """Which of the two orders it stands in."""
 
 
 class Owners:
@@ -33,10 +35,17 @@ class Owners:
     first two who holds most, within the last who holds most of what it may. Among equals it is the
     smaller number. A number is the smallest that is free when its owner's first chunk comes; with
     the last chunk nothing of an owner is left.
+
+    ``own`` are the quotas of single owners, and ``default()`` is that of all others. The others stand
+    in an order of their own, by what they hold: it is the same whatever the default is, so a new
+    default costs nothing.
     """
 
-    def __init__(self, entries: int, quota: Callable[[str], int | None]) -> None:
-        self._quota = quota
+    def __init__(
+        self, entries: int, own: Mapping[str, int | None], default: Callable[[], int | None]
+    ) -> None:
+        self._own = own
+        self._default = default
         self._by_name: dict[str, Owner] = {}
         self._by_number: dict[int, Owner] = {}
         self._freed: list[int] = []
@@ -44,7 +53,7 @@ class Owners:
         self._share = Column(entries, np.float64)
         """Negative, since the least is the front."""
         self._heaps = Heaps(entries, self._class, self._share)
-        self._root = EMPTY
+        self._roots = [EMPTY, EMPTY]
 
     def find(self, name: str) -> Owner | None:
         return self._by_name.get(name)
@@ -78,24 +87,35 @@ class Owners:
 
     def rank(self, owner: Owner) -> None:
         """Put ``owner`` where it belongs now; out of the order when it has nothing to offer."""
-        if owner.queued:
-            self._root = self._heaps.remove(self._root, owner.number)
-        owner.queued = owner.root != EMPTY
-        if owner.queued:
-            quota = self._quota(owner.name)
-            kind = _NO_LIMIT if quota is None else _LIMITED if quota else _NOTHING_ALLOWED
-            self._class.view[owner.number] = kind
-            self._share.view[owner.number] = -owner.held / (quota or 1)
-            self._root = self._heaps.add(self._root, owner.number)
-
-    def rank_all(self) -> None:
-        """After a change that may concern every owner. Takes time for each that holds something."""
-        for owner in self._by_number.values():
-            self.rank(owner)
+        number = owner.number
+        if owner.queue != NOWHERE:
+            self._roots[owner.queue] = self._heaps.remove(self._roots[owner.queue], number)
+            owner.queue = NOWHERE
+        if owner.root == EMPTY:
+            return
+        if owner.name in self._own:
+            owner.queue = _OWN
+            self._class.view[number], self._share.view[number] = _place(owner.held, self._own[owner.name])
+        else:
+            owner.queue = _DEFAULT
+            self._class.view[number], self._share.view[number] = _NO_LIMIT, -owner.held
+        self._roots[owner.queue] = self._heaps.add(self._roots[owner.queue], number)
 
     def front(self) -> Owner | None:
         """Who gives next."""
-        return self._by_number[self._root - 1] if self._root else None
+        own, other = self._roots
+        if not own or not other:
+            return self._by_number[(own or other) - 1] if own or other else None
+        mine, theirs = own - 1, other - 1
+        other_place = _place(self._by_number[theirs].held, self._default())
+        first = (self._class.view[mine], self._share.view[mine], mine) < (*other_place, theirs)
+        return self._by_number[mine if first else theirs]
 
     def __len__(self) -> int:
         return len(self._by_number)
+
+
+def _place(held: int, quota: int | None) -> tuple[int, float]:
+    """Where somebody stands who holds so much of what it may; the least gives first."""
+    kind = _NO_LIMIT if quota is None else _LIMITED if quota else _NOTHING_ALLOWED
+    return kind, -held / (quota or 1)

@@ -18,7 +18,7 @@ from kvferry.control.manager import CacheManager
 from kvferry.control.outcomes import ChunkWrite, WriteOutcome
 from kvferry.plugins import LoadedPlugins, load_plugins
 from kvferry.testing.conformance.base import Conformance, needs
-from kvferry.testing.conformance.eviction_driver import PolicyDriver, highest, live
+from kvferry.testing.conformance.eviction_driver import PolicyDriver, Resident, highest, live
 from kvferry.testing.conformance.subject import load_plugin
 from kvferry.testing.leaks import LeakGuard
 from kvferry.testing.replay import ReplayRequest, optimum, replay
@@ -141,6 +141,14 @@ class EvictionConformance(Conformance, kit=True):
             left_alone.evict_all()
             assert asked.history == left_alone.history
 
+    def test_what_was_refused_in_vain_stands_where_it_stood(self, make: Make) -> None:
+        """Chunks in use that it was refused before ``NotEnough`` can go again once it hears of them, and
+        then the order is that of a policy that was never asked."""
+        for seed in range(6):
+            asked, left_alone = PolicyDriver(make(), 16), PolicyDriver(make(), 16)
+            _ask_in_vain_while_in_use(asked, left_alone, seed, [None])
+            assert asked.history == left_alone.history
+
     # What it is told
 
     def test_it_has_room_for_every_id(self, make: Make) -> None:
@@ -215,31 +223,23 @@ class EvictionConformance(Conformance, kit=True):
         assert guard.leaks(settle_seconds=0.0) == []
 
     def test_chunks_that_go_leave_nothing_behind(self, make: Make) -> None:
-        """Memory does not grow with what came and went, nor with the number of owners."""
-        policy = make()
-        driver = PolicyDriver(policy, 8)
+        """Memory does not grow with what came and went, nor with the number of owners: evicted, removed
+        with all behind it, or one by one from the end, with no eviction that could tidy up."""
+        driver = PolicyDriver(make(), 8)
 
-        def come_and_go(first: int) -> None:
-            for number in range(first, first + 500):
-                chain = driver.chain(3, owner=f"salt {number}")
-                driver.touch(chain[-1])
-                if number % 2:
-                    driver.drop(chain[0])
-                else:
-                    driver.evict(3)
-            driver.history.clear()
+        def evicted_or_dropped(number: int, chain: list[Resident]) -> None:
+            if number % 2:
+                driver.drop(chain[0])
+            else:
+                driver.evict(3)
 
-        come_and_go(0)
-        gc.collect()
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            come_and_go(500)
-            gc.collect()
-            grown = tracemalloc.get_traced_memory()[0] - before
-        finally:
-            tracemalloc.stop()
-        assert grown < 8000, f"{grown} bytes more for 1,500 chunks of 500 owners that are all gone"
+        def dropped_from_the_end(number: int, chain: list[Resident]) -> None:
+            for resident in reversed(chain):
+                driver.drop(resident)
+
+        for go in (evicted_or_dropped, dropped_from_the_end):
+            grown = _growth(driver, go)
+            assert grown < 8000, f"{grown} bytes more for 1,500 chunks of 500 owners, {go.__name__}"
 
     # What it is good for
 
@@ -269,7 +269,10 @@ class EvictionConformance(Conformance, kit=True):
     def test_quotas_can_be_given_changed_and_taken_back(self, make: Make) -> None:
         """An owner has its own quota or the default, and only those with their own are listed."""
         policy = cast("QuotaPolicy", make())
+        policy.set_quota("kit early", 3)
         policy.open(4)
+        assert policy.quota("kit early") == 3
+        assert policy.forget_quota("kit early")
         listed = dict(policy.quotas())
         policy.set_default_quota(5)
         policy.set_quota("kit a", 7)
@@ -316,6 +319,13 @@ class EvictionConformance(Conformance, kit=True):
         assert asked.history == left_alone.history
 
     @needs("quotas")
+    def test_what_an_owner_was_refused_in_vain_stands_where_it_stood(self, make: Make) -> None:
+        """The same for chunks in use that ``evict_owned`` was refused."""
+        asked, left_alone = PolicyDriver(make(), 16), PolicyDriver(make(), 16)
+        _ask_in_vain_while_in_use(asked, left_alone, 5, _OWNERS)
+        assert asked.history == left_alone.history
+
+    @needs("quotas")
     def test_changing_a_quota_evicts_nothing(self, make: Make) -> None:
         """A quota counts at the next write; what is there stays, and can still go."""
         policy = cast("QuotaPolicy", make())
@@ -355,6 +365,43 @@ class EvictionConformance(Conformance, kit=True):
             assert held["north"] <= 10
             assert manager.touch(mine) == 6, "an owner within its quota lost chunks"
         manager.check()
+
+
+def _ask_in_vain_while_in_use(
+    asked: PolicyDriver, left_alone: PolicyDriver, seed: int, owners: Sequence[str | None]
+) -> None:
+    """Both live through the same; now and then one is asked for too much, and then all uses end."""
+    for part in range(20):
+        live([asked, left_alone], 100 * seed + part, 20, owners=_OWNERS, largest=2)
+        owner = owners[part % len(owners)]
+        available = asked.available(owner)
+        assert asked.evict(available + 1, owner) == NotEnough(available)
+        asked.end_uses()
+        left_alone.end_uses()
+    asked.evict_all()
+    left_alone.evict_all()
+
+
+def _growth(driver: PolicyDriver, go: Callable[[int, list[Resident]], None]) -> int:
+    """Bytes that stay when 500 chains of three chunks came and went, after as many before them."""
+
+    def come_and_go(first: int) -> None:
+        for number in range(first, first + 500):
+            chain = driver.chain(3, owner=f"salt {number}")
+            driver.touch(chain[-1])
+            go(number, chain)
+        driver.history.clear()
+
+    come_and_go(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        come_and_go(500)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
 
 
 def _store(manager: CacheManager, salt: str, number: int, length: int) -> list[bytes]:

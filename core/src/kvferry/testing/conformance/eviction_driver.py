@@ -184,11 +184,15 @@ class PolicyDriver:
                 going.add(resident.view.id)
         return sum(self.residents[entry].view.size for entry in going)
 
-    def evict_all(self) -> None:
-        """End every lease and let everything go, one chunk after the other."""
+    def end_uses(self) -> None:
+        """Nothing is leased any more, and no chunk on its way stands behind any."""
         for resident in self.residents.values():
             resident.leases = resident.pending = 0
-        self.release(list(self.residents.values()))
+        self.release([resident for resident in self.residents.values() if self.is_bare(resident)])
+
+    def evict_all(self) -> None:
+        """End every use and let everything go, one chunk after the other."""
+        self.end_uses()
         while self.residents:
             before = len(self.residents)
             self.evict(1)
