@@ -30,7 +30,8 @@ class Mutant:
 
     @property
     def law_id(self) -> str:
-        suite = "TestAcmeManifest" if "import" in self.law else "TestAcmeBackend"
+        of_manifest = "import" in self.law or "option" in self.law
+        suite = "TestAcmeManifest" if of_manifest else "TestAcmeBackend"
         return f"{self.plugin}/test_{self.plugin}.py::{suite}::{self.law}"
 
     def plant(self, source: Path, root: Path) -> None:
@@ -199,6 +200,44 @@ MUTANTS = (
         "lets layouts share records",
         "test_another_shard_is_never_found",
         (("backend.py", "encode() + context.shard", "encode()"),),
+    ),
+    Mutant(
+        "fails on spans of another length",
+        "test_a_span_of_another_length_is_not_found",
+        (
+            (
+                "backend.py",
+                "if value is None or len(value) != len(into):",
+                "if value is None:",
+            ),
+        ),
+    ),
+    Mutant(
+        "lets ranks share a store",
+        "test_ranks_of_one_shard_keep_apart",
+        (("backend.py", "{context.instance}-{context.rank}", "{context.instance}"),),
+    ),
+    Mutant(
+        "lets instances share a store",
+        "test_instances_keep_apart",
+        (("backend.py", "{context.instance}-{context.rank}", "{context.rank}"),),
+    ),
+    Mutant(
+        "claims to be persistent and cannot recover",
+        "test_what_was_stored_is_read",
+        (("backend.py", "def recover(self)", "def recovers(self)"),),
+    ),
+    Mutant(
+        "has an option that no configuration can hold",
+        "test_a_configuration_can_hold_every_option",
+        (
+            ("options.py", "    path: str\n", "    path: Path\n"),
+            (
+                "options.py",
+                "from attrs import frozen\n",
+                "from pathlib import Path\n\nfrom attrs import frozen\n",
+            ),
+        ),
     ),
     Mutant(
         "loses a fact of the header",

@@ -105,7 +105,7 @@ ZOO: dict[str, Animal] = {
         state="missing",
         api=None,
         reason="no installed distribution brings it; installed: ",
-        remedy="pip install kvferry-zoo-not-there",
+        remedy="install the distribution that brings it, or correct the name",
         distributions=("-",),
     ),
     "zoo_falsy": Animal(state="ready", provides=("backend falsy",)),
@@ -301,7 +301,7 @@ def test_an_editable_installation_shows_what_its_source_says_now(zoo: ZooEnviron
                 "error[plugin] c.yaml:2:20: backend 'lacks-method' of plugin 'zoo_lacks_method' "
                 "(zoo-lacks-method 1.0) does not fit the contract",
                 "zoo_lacks_method.backend.Backend has no method ready_bytes() (did you mean 'ready_byte'?)",
-                "give it the shape of kvferry.api.AddressableBackend, or upgrade",
+                "give it the shape of kvferry.api.AddressableBackend; if the plugin is not yours, upgrade",
             ],
         ),
         (

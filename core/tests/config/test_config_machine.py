@@ -57,14 +57,17 @@ class Form:
     plain: Any
     quoted: Any = BAD
     in_quotes: bool = False
+    outside: Any = None
+    """What it means without quotes outside a file, if that is something else."""
 
     @property
     def written(self) -> str:
         return f"'{self.text}'" if self.in_quotes else self.text
 
-    @property
-    def meaning(self) -> Any:
-        return self.quoted if self.in_quotes else self.plain
+    def meaning(self, source: str) -> Any:
+        if self.in_quotes:
+            return self.quoted
+        return self.plain if source == FILE or self.outside is None else self.outside
 
 
 def alike(text: str, value: Any) -> Form:
@@ -79,8 +82,13 @@ def mixed(good: st.SearchStrategy[Form], bad: st.SearchStrategy[Form]) -> st.Sea
     return st.integers(0, 4).flatmap(lambda n: bad if n == 4 else good)
 
 
-def bad(*texts: str, quoted: bool = False) -> st.SearchStrategy[Form]:
-    return st.sampled_from(texts).map(lambda text: Form(text=text, plain=BAD, quoted=text if quoted else BAD))
+def bad(*texts: str) -> st.SearchStrategy[Form]:
+    return st.sampled_from(texts).map(lambda text: Form(text=text, plain=BAD))
+
+
+def text_in_quotes(*texts: str) -> st.SearchStrategy[Form]:
+    """Texts that need quotes in a file. Elsewhere whatever stands alone can be text."""
+    return st.sampled_from(texts).map(lambda text: Form(text=text, plain=BAD, quoted=text, outside=text))
 
 
 def plain(**values: Any) -> st.SearchStrategy[Form]:
@@ -121,7 +129,7 @@ FORMS: dict[str, st.SearchStrategy[Form]] = {
         st.sampled_from(["a", "no", "on", "12:30", "0123", "2024-01-01", "a b", "tcp://a:1"]).map(
             lambda text: alike(text, text)
         ),
-        bad("5", "true", "1.10", quoted=True),
+        text_in_quotes("5", "true", "1.10"),
     ),
     "list": mixed(
         st.lists(st.sampled_from(["a", "b", "no"]), max_size=3).map(
@@ -133,7 +141,7 @@ FORMS: dict[str, st.SearchStrategy[Form]] = {
 
 KINDS: dict[str, str] = {
     "chunk_tokens": "number",
-    "instance": "text",
+    "model_identity": "text",
     "tiers.cpu.capacity": "size",
     "tiers.cpu.flag": "truth",
     "tiers.cpu.ratio": "fraction",
@@ -145,7 +153,7 @@ KINDS: dict[str, str] = {
 }
 DEFAULTS = {
     "chunk_tokens": 256,
-    "instance": None,
+    "model_identity": None,
     "tiers.cpu.flag": False,
     "tiers.cpu.ratio": 0.5,
     "tiers.cpu.wait": 1.0,
@@ -230,9 +238,10 @@ class ConfigurationMachine(RuleBasedStateMachine):
     @rule()
     def mend(self) -> None:
         """What an operator does with a report: everything in it goes."""
-        for forms in self._sources.values():
-            for path in [path for path, form in forms.items() if path in self._slips or form.meaning is BAD]:
-                del forms[path]
+        for source, forms in self._sources.items():
+            for path, form in [*forms.items()]:
+                if path in self._slips or form.meaning(source) is BAD:
+                    del forms[path]
         if self._winner("tiers.cpu.capacity") is None:
             self._sources[FILE]["tiers.cpu.capacity"] = alike("1GiB", 2**30)
 
@@ -257,9 +266,9 @@ class ConfigurationMachine(RuleBasedStateMachine):
         for path in KINDS:
             source = self._winner(path)
             if source is not None:
-                form = self._sources[source][path]
-                assert leaves[path].value == form.meaning
-                assert type(leaves[path].value) is type(form.meaning)
+                meaning = self._sources[source][path].meaning(source)
+                assert leaves[path].value == meaning
+                assert type(leaves[path].value) is type(meaning)
                 assert leaves[path].origin == self._place(source, path, written.values)
             elif path in DEFAULTS:
                 assert (leaves[path].value, leaves[path].origin) == (DEFAULTS[path], "default")
@@ -313,7 +322,7 @@ class ConfigurationMachine(RuleBasedStateMachine):
         """Place and path of every fault."""
         for path in KINDS:
             source = self._winner(path)
-            if source is not None and self._sources[source][path].meaning is BAD:
+            if source is not None and self._sources[source][path].meaning(source) is BAD:
                 bad = self._sources[source][path]
                 yield from self._bad_value(source, path, bad, written)
         if self._winner("tiers.cpu.capacity") is None:

@@ -68,7 +68,7 @@ WHOLE = st.integers(1, 2**40)
 SETTINGS: dict[str, st.SearchStrategy[tuple[str, Any]]] = {
     # path -> the value as written in YAML, and as the program then has it
     "chunk_tokens": WHOLE.map(lambda n: (str(n), n)),
-    "instance": PRINTABLE.filter(str.strip).map(lambda text: (json.dumps(text), text)),
+    "model_identity": PRINTABLE.filter(str.strip).map(lambda text: (json.dumps(text), text)),
     "tiers.cpu.capacity": SIZES.map(lambda n: (format_size(n), n)),
     "tiers.cpu.flag": st.booleans().map(lambda flag: (str(flag).lower(), flag)),
     "tiers.cpu.names": st.lists(PRINTABLE).map(lambda names: (json.dumps(names), tuple(names))),

@@ -41,7 +41,10 @@ def test_foreign_variables_and_keys_are_ignored() -> None:
     variables = {
         "KVFERRY_PORT": "tcp://10.0.0.1:80",  # a Kubernetes service named kvferry
         "KVFERRY_SERVICE_HOST": "10.0.0.1",
-        "KVFERRY_CHUNK_TOKENS": "1",
+        "KVFERRY_TIERS_SERVICE_HOST": "10.0.0.1",  # one named kvferry-tiers
+        "KVFERRY_TIERS_PORT_80_TCP_ADDR": "10.0.0.1",
+        "KVFERRY_INSTANCES": "tcp://10.0.0.1:80",
+        "KVFERRY_HOME": "/opt",
         "KVFERRY": "x",
         "KVFERRY_CONFIG": "elsewhere.yaml",
         "PATH": "/bin",
@@ -93,7 +96,8 @@ def test_the_file_is_chosen(
         (
             {},
             {"kvferry.config": "a", "kvferry": {"config": "b"}},
-            "kv_connector_extra_config: kvferry.config: set twice, to different files",
+            "kv_connector_extra_config: kvferry.config: set twice, to different files\n"
+            "  fix  keep one of the two",
         ),
     ],
 )
@@ -124,15 +128,16 @@ def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
-    assert only_fault(pipe) == f"{pipe}: the configuration is not a regular file"
-    assert only_fault(tmp_path) == f"{tmp_path}: the configuration is not a regular file"
+    remedy = "\n  fix  name the file itself, not a folder, a pipe or a device"
+    assert only_fault(pipe) == f"{pipe}: the configuration is not a regular file{remedy}"
+    assert only_fault(tmp_path) == f"{tmp_path}: the configuration is not a regular file{remedy}"
 
 
 def test_a_file_behind_a_file_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
 
     assert only_fault(tmp_path / "a" / "b") == (
-        f"{tmp_path}/a/b: the configuration cannot be read\n  why  Not a directory"
+        f"{tmp_path}/a/b: the configuration cannot be read\n  why  Not a directory\n  fix  correct the name"
     )
 
 
@@ -150,7 +155,7 @@ def test_sources_lie_over_each_other_key_by_key(tmp_path: Path) -> None:
     )
     variables = {
         "KVFERRY__TIERS__FAST__CAPACITY": "3GiB",
-        "kvferry__Tiers__Slow__Eviction": "s3fifo",
+        "KVFERRY__Tiers__Slow__Eviction": "s3fifo",
         "KVFERRY__TIERS__LAST": "{use: cpu, capacity: 1MiB}",
     }
     overrides = {"kvferry.tiers.slow": {"capacity": "4GiB"}, "kvferry.tiers.fast.eviction.use": "x"}
@@ -173,7 +178,7 @@ def test_sources_lie_over_each_other_key_by_key(tmp_path: Path) -> None:
         "tiers.fast.eviction.use": "kv_connector_extra_config",
         "tiers.slow.use": f"{file}:3:15",
         "tiers.slow.capacity": "kv_connector_extra_config",
-        "tiers.slow.eviction.use": "env kvferry__Tiers__Slow__Eviction",
+        "tiers.slow.eviction.use": "env KVFERRY__Tiers__Slow__Eviction",
         "tiers.last.use": "env KVFERRY__TIERS__LAST",
         "tiers.last.capacity": "env KVFERRY__TIERS__LAST",
         "tiers.last.eviction.use": "default",
@@ -209,13 +214,17 @@ def test_a_list_is_replaced_as_a_whole(tmp_path: Path) -> None:
         ("'5'", "5"),
         ('"[::1]:9960"', "[::1]:9960"),
         (r'"\ud83d\ude80"', "\U0001f680"),
+        ("08", "08"),
+        ("1", "1"),
+        ("1.10", "1.10"),
+        ("true", "true"),
         ("null", None),
         ("", None),
     ],
 )
 def test_text_of_a_variable_or_override_is_read_by_the_rules_of_yaml(text: str, value: str | None) -> None:
-    assert load(None, {"KVFERRY__INSTANCE": text}, {}).instance == value
-    assert load(None, {}, {"kvferry.instance": text}).instance == value
+    assert load(None, {"KVFERRY__MODEL_IDENTITY": text}, {}).model_identity == value
+    assert load(None, {}, {"kvferry.model_identity": text}).model_identity == value
 
 
 def test_no_subclass_of_a_plain_type_leaks_out() -> None:

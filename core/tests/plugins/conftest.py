@@ -54,6 +54,7 @@ class Zoo:
         prefix: str | None = None,
         more: Mapping[str, str] | None = None,
         module: str | None = None,
+        offers: Sequence[str] = (),
     ) -> str:
         """Install a plugin whose entry module holds ``plugin``; a good one without. Returns its
         distribution's name."""
@@ -75,6 +76,7 @@ class Zoo:
             source={f"{package}/__init__.py": "", f"{package}/plugin.py": text, **(more or {})},
             requires=requires,
             version=version,
+            offers=dict.fromkeys(offers, name),
         )
         return distribution
 

@@ -9,7 +9,7 @@ import pytest
 from kvferry.api import ENTRY_POINT_GROUP, ErrorKind, HostEnvironment, KVFerryError, hookimpl
 from kvferry.compat import rule_faults, run_examples
 from kvferry.compat.guard import Raised, Returned
-from kvferry.plugins import PluginRequest, load_plugins, resolve
+from kvferry.plugins import LoadedPlugins, PluginRequest, load_plugins, resolve
 from kvferry.plugins.hookcalls import HookCalls
 from kvferry.testing.fake_distributions import importable
 from kvferry.testing.light_imports import measure_import
@@ -78,6 +78,16 @@ def test_a_failing_implementation_says_who_and_why(
     assert raised.value.remedy
 
 
+def test_a_misspelt_factory_is_told_once_and_with_the_name_that_was_meant(zoo: Zoo) -> None:
+    zoo.add("bad", more={"zoo_bad/backend.py": "class Bckend: pass\n"})
+    with importable(*zoo.folders), pytest.raises(KVFerryError) as raised:
+        zoo.load("bad").factory("backend", "bad")
+    assert raised.value.why == "module 'zoo_bad.backend' has no attribute 'Backend'"
+    assert raised.value.remedy.startswith(
+        "write 'zoo_bad.backend:Bckend', if that is meant; if the plugin is not "
+    )
+
+
 def test_options_must_be_an_attrs_class(zoo: Zoo) -> None:
     zoo.add("bad", more={"zoo_bad/options.py": "Options = dict\n"})
     with importable(*zoo.folders):
@@ -110,6 +120,40 @@ def test_an_unknown_name_says_what_there_is_and_what_is_not_listed(zoo: Zoo) -> 
     assert "'backend_ssd' is installed and not listed" in unlisted.value.remedy
     with pytest.raises(KVFerryError, match="there is no connector 'tape'"):
         plugins.connector("tape")
+
+
+def remedy_of(plugins: LoadedPlugins, kind: str, name: str) -> str:
+    with pytest.raises(KVFerryError) as raised:
+        plugins.owned(kind, name)
+    return raised.value.remedy
+
+
+def test_what_an_unlisted_plugin_offers_is_known_without_importing_it(zoo: Zoo) -> None:
+    zoo.add("drives", "raise AssertionError('imported')\n", offers=["backend.reel", "eviction.oldest"])
+    zoo.add("tape", spec="tape")
+    plugins = zoo.load("tape")
+    listed = "'drives' is installed and not listed"
+    assert remedy_of(plugins, "backend", "reel") == f"{listed}: add it under plugins"
+    assert remedy_of(plugins, "eviction", "oldest") == f"{listed}: add it under plugins"
+    assert remedy_of(plugins, "eviction", "oldst") == f"did you mean 'oldest'? Its plugin {listed}"
+    # Another kind of that name, and a plugin's own name, are no offers.
+    for kind, name in (("connector", "reel"), ("backend", "drives")):
+        assert (
+            remedy_of(plugins, kind, name) == f"list the plugin that provides {kind} {name!r} under plugins"
+        )
+    assert plugins.offering("backend") == {"reel": "drives"}
+
+
+def test_the_misspelt_plugin_comes_before_what_it_would_bring(zoo: Zoo) -> None:
+    zoo.add("drives", offers=["backend.reel"])
+    zoo.add("tape", spec="tape")
+    assert remedy_of(zoo.load("drivs"), "backend", "reel") == "mend the plugins that are not usable first"
+    plugins = zoo.load("tape", "nowhere")
+    assert (
+        remedy_of(plugins, "backend", "reel") == "'drives' is installed and not listed: add it under plugins"
+    )
+    slip = "did you mean 'tape'? Otherwise mend the plugins that are not usable first"
+    assert remedy_of(plugins, "backend", "tapes") == slip
 
 
 FACTS = "\n    @hookimpl\n    def kvferry_facts(env):\n        return {body}\n"

@@ -45,8 +45,6 @@ SHARED = """
 
 
     class SharedBackend(DictionaryBackend):
-        max_value_bytes = 1_000_000
-
         def __init__(self, options, capacity):
             super().__init__(options, capacity)
             self._stores = options.stores

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from attrs import evolve
 
 from kvferry.api import (
     BackendContext,
@@ -15,7 +19,9 @@ from kvferry.api import (
     ErrorKind,
     KVFerryError,
     ReadStatus,
+    Region,
     Retry,
+    Span,
     ThreadedBackend,
     Ticket,
     WriteStatus,
@@ -103,6 +109,11 @@ def test_an_item_that_raises_fails_alone(store: GatedStore, error: Exception, ki
     ticket = store.delete([GOOD, BAD, GOOD], NOW + 1)
     assert kinds(ticket) == [None, kind, None]
     assert ticket.results[1].status is DeleteStatus.FAILED
+    told = ticket.results[1].error
+    assert told is not None
+    assert error in (told, told.__cause__)
+    assert error.__traceback__ is not None
+    assert "delete_one" in {frame.name for frame in traceback.extract_tb(error.__traceback__)}
     assert kinds(store.delete([GOOD], NOW + 1)) == [None], "the thread is still there"
 
 
@@ -174,3 +185,64 @@ def test_several_threads_work_at_once() -> None:
     tickets = [store.delete([GOOD], NOW + 1) for _ in range(3)]
     assert [kinds(ticket) for ticket in tickets] == [[None]] * 3
     store.close(NOW + PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("returned", "complaint"),
+    [
+        (None, "delete_one returned None, not a DeleteStatus"),
+        (True, "delete_one returned True, not a DeleteStatus"),
+        (b"a chunk's bytes", "delete_one returned a bytes, not a DeleteStatus"),
+        (ReadStatus.MISS, "delete_one returned a ReadStatus, not a DeleteStatus"),
+        (DeleteStatus.FAILED, "delete_one returned DeleteStatus.FAILED"),
+    ],
+)
+def test_a_method_that_returns_something_else_is_told_so(returned: Any, complaint: str) -> None:
+    class Careless(GatedStore):
+        def delete_one(self, key: ChunkKey) -> DeleteStatus:
+            return returned if key == BAD else DeleteStatus.DELETED
+
+    store = Careless()
+    store.open(CONTEXT)
+    ticket = store.delete([GOOD, BAD, GOOD], NOW + 1)
+    assert kinds(ticket) == [None, ErrorKind.INTERNAL, None]
+    error = ticket.results[1].error
+    assert error is not None
+    assert error.what == complaint
+    assert error.remedy
+    store.close(NOW + PATIENCE)
+
+
+def test_a_constructor_that_was_not_called_is_told_by_every_call() -> None:
+    class Bare(GatedStore):
+        def __init__(self) -> None:
+            pass
+
+    store = Bare()
+    for call in (lambda: store.open(CONTEXT), lambda: store.delete([GOOD], NOW + 1)):
+        with pytest.raises(KVFerryError, match="Bare is not made completely") as caught:
+            call()
+        assert caught.value.remedy.endswith("super().__init__()")
+    store.close(NOW + PATIENCE)
+
+
+def test_the_limit_of_the_context_is_kept() -> None:
+    written = []
+
+    class Writing(GatedStore):
+        def write_one(self, header: ChunkHeader, value: memoryview) -> WriteStatus:
+            written.append(header.size)
+            return WriteStatus.STORED
+
+    memory = ctypes.create_string_buffer(64)
+    region = Region(name="m", address=ctypes.addressof(memory), length=64, keep_alive=memory)
+    for limit, kind in ((None, None), (33, None), (32, ErrorKind.CAPACITY)):
+        store = Writing()
+        store.open(evolve(CONTEXT, regions={"m": region}, max_value_bytes=limit))
+        header = ChunkHeader(key=GOOD, parent=None, depth=0, tokens=16, size=33)
+        ticket = store.write([(header, Span("m", 0, 33))], NOW + 1)
+        assert ticket.wait(PATIENCE)
+        error = ticket.results[0].error
+        assert (None if error is None else error.kind) is kind
+        store.close(NOW + PATIENCE)
+    assert written == [33, 33]

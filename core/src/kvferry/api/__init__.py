@@ -14,7 +14,14 @@ from kvferry.api.eviction import (
     QuotaPolicy,
 )
 from kvferry.api.facts import FactKind, FactSource, FactSpec
-from kvferry.api.hooks import ENTRY_POINT_GROUP, PROJECT, KVFerryHooks, hookimpl, hookspec
+from kvferry.api.hooks import (
+    ENTRY_POINT_GROUP,
+    OFFER_GROUP,
+    PROJECT,
+    KVFerryHooks,
+    hookimpl,
+    hookspec,
+)
 from kvferry.api.keys import (
     DIGEST_BYTES,
     KEY_FORMAT_VERSION,
@@ -85,6 +92,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "KEY_FORMAT_VERSION",
     "NO_PARENT",
+    "OFFER_GROUP",
     "PROJECT",
     "UNLIMITED",
     "AddressableBackend",

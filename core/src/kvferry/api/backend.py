@@ -30,7 +30,8 @@ class Backend(Protocol):
     **Bytes.** The spans of a batch belong to the backend until its ticket is done; it then never
     touches them again. It writes nowhere but into the spans of a read. A read that says ``FOUND`` has
     the very bytes that were written under the very key, namespace and shard included; whatever else
-    it comes across in its store, it says something else.
+    it comes across in its store, it says ``MISS`` or ``CORRUPT``. ``FAILED`` is for a store that could
+    not be asked.
 
     **Identity.** A chunk is found by its key on a backend with the same ``shard``; a rank of another
     shard never finds it. Backends of several ranks are opened with the same options and keep apart
@@ -73,14 +74,15 @@ class Backend(Protocol):
 
         A span is as long as the header says. Before a chunk is stored completely it is not found by
         anyone, also after a crash. A key that is there already is ``EXISTS`` and is left as it is. A
-        value above ``max_value_bytes`` fails with the kind ``CAPACITY``.
+        value above the context's ``max_value_bytes`` fails with the kind ``CAPACITY``.
         """
         ...
 
     def read(self, batch: Sequence[tuple[ChunkKey, Span]], deadline: float) -> Ticket[ReadStatus]:
         """Read each value into its span.
 
-        A span of another length than the value is not ``FOUND``, and the value stays.
+        A span of another length than the value is ``MISS`` or ``CORRUPT``, as if the chunk were
+        another; it is never ``FOUND`` and no failure. The value stays until it is deleted.
         """
         ...
 

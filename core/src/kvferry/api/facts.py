@@ -44,3 +44,8 @@ class FactSpec:
     meaning: str
     """A few words in lower case without a full stop."""
     source: FactSource
+    at_least: float | None = None
+    """The smallest number that makes sense, in the unit of the kind; ``None`` for any. A file of facts
+    with less is refused."""
+    sample: str = ""
+    """A value as a file of facts writes it, for a template; empty for one that follows from the kind."""

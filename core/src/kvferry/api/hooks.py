@@ -23,6 +23,9 @@ from kvferry.api.specs import (
 
 PROJECT = "kvferry"
 ENTRY_POINT_GROUP = "kvferry.plugins"
+OFFER_GROUP = "kvferry.offers"
+"""Entry points ``kind.name = plugin``: what a plugin provides, told without an import, so that a
+configuration which wants it can be told which plugin to list."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

@@ -108,6 +108,8 @@ class BackendContext:
     """Deadlines are times of this clock, in seconds."""
     operation_seconds: float = 10.0
     """How long something may take for which the contract gives no deadline, for example to connect."""
+    max_value_bytes: int | None = None
+    """What the spec claims as its largest value. A backend refuses what is larger; ``None`` is no limit."""
 
     def view(self, span: Span) -> memoryview:
         """The bytes of ``span``, writable, without a copy. Any thread.

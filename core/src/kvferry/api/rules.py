@@ -73,6 +73,8 @@ class Fact:
     path: str
     value: Any
     origin: str
+    written: str = field(default="", eq=False)
+    """The value as a configuration writes it, such as ``16GiB``; empty for a fact from elsewhere."""
 
 
 Facts = Mapping[str, Fact]
@@ -262,7 +264,8 @@ class Rule:
     """One compatibility rule.
 
     ``when`` decides whether the rule applies, ``require`` what must then hold. ``message`` and
-    ``fix`` may name facts in braces, for example ``{engine.block_tokens}``. ``each`` makes the rule
+    ``fix`` may name facts in braces, for example ``{engine.block_tokens}``, ``{tiers.*.capacity:size}`` for
+    bytes with a unit, and ``{tiers.*.use:names}`` for the members that have it. ``each`` makes the rule
     a template over a section: with ``each="tiers"`` the paths ``tiers.*.capacity`` are read for
     every configured tier. Any other ``*`` collects: the value is a tuple with one item for each
     member, and ``tiers.*[capabilities.addressable].capacity`` takes only those members of which the

@@ -19,6 +19,8 @@ from kvferry.api.tickets import DeleteStatus, ItemResult, ProbeStatus, ReadStatu
 
 
 class _State(enum.Enum):
+    BARE = "not made completely"
+    """The constructor of this class has not run."""
     NEW = "not open yet"
     OPEN = "open"
     CLOSING = "being closed"
@@ -27,8 +29,10 @@ class _State(enum.Enum):
 
 @frozen
 class _Job:
-    """One batch. ``do`` handles the item of a number, ``failed`` is the status of one that could not."""
+    """One batch. ``do`` handles the item of a number, ``failed`` is the status of one that could not;
+    ``method`` is what the author wrote, for messages."""
 
+    method: str
     ticket: Ticket[Any]
     do: Callable[[int], Any]
     failed: Any
@@ -42,15 +46,17 @@ class ThreadedBackend(ABC):
     ``close_store``; a persistent one also ``recover``, a shared one also ``probe_one``. Tickets,
     deadlines, cancelling and closing are done here. What a ``*_one`` raises fails its item alone: a
     :class:`kvferry.api.KVFerryError` as it is, an ``OSError`` as kind ``IO``, anything else as kind
-    ``INTERNAL``.
+    ``INTERNAL``; what was raised is then the error's ``__cause__``. A value above the context's
+    ``max_value_bytes`` fails before ``write_one`` is called.
 
-    With one thread, the ``*_one`` methods are never called at the same time. A deadline is looked at
-    before each item, so a call that may block for long needs a limit of its own.
+    Threads: ``open_store``, ``recover`` and ``close_store`` run in the caller's, one after the other,
+    while no ``*_one`` does; the ``*_one`` methods run in the backend's own. With one such thread they
+    are never called at the same time. A deadline is looked at before each item, so a call that may
+    block for long needs a limit of its own.
     """
 
     threads: ClassVar[int] = 1
-    max_value_bytes: int | None = None
-    """As the spec claims it: larger values fail before ``write_one`` is called."""
+    _state = _State.BARE
 
     def __init__(self) -> None:
         self._state = _State.NEW
@@ -93,6 +99,8 @@ class ThreadedBackend(ABC):
     # -- the contract ----------------------------------------------------------------------------
 
     def open(self, context: BackendContext) -> None:
+        if self._state is _State.BARE:
+            raise self._not_made()
         if self._state is not _State.NEW:
             raise KVFerryError(
                 "a backend is opened once",
@@ -112,18 +120,20 @@ class ThreadedBackend(ABC):
     def probe(self, keys: Sequence[ChunkKey], deadline: float) -> Ticket[ProbeStatus]:
         if type(self).probe_one is ThreadedBackend.probe_one:
             raise _unsupported("probe", "shared")
-        return self._submit(keys, self.probe_one, ProbeStatus.FAILED, deadline)
+        return self._submit("probe_one", keys, self.probe_one, ProbeStatus.FAILED, deadline)
 
     def write(self, batch: Sequence[tuple[ChunkHeader, Span]], deadline: float) -> Ticket[WriteStatus]:
-        return self._submit(batch, self._write, WriteStatus.FAILED, deadline)
+        return self._submit("write_one", batch, self._write, WriteStatus.FAILED, deadline)
 
     def read(self, batch: Sequence[tuple[ChunkKey, Span]], deadline: float) -> Ticket[ReadStatus]:
-        return self._submit(batch, self._read, ReadStatus.FAILED, deadline)
+        return self._submit("read_one", batch, self._read, ReadStatus.FAILED, deadline)
 
     def delete(self, keys: Sequence[ChunkKey], deadline: float) -> Ticket[DeleteStatus]:
-        return self._submit(keys, self.delete_one, DeleteStatus.FAILED, deadline)
+        return self._submit("delete_one", keys, self.delete_one, DeleteStatus.FAILED, deadline)
 
     def close(self, deadline: float) -> None:
+        if self._state is _State.BARE:
+            return
         with self._changed:
             if self._state in (_State.NEW, _State.CLOSED):
                 self._state = _State.CLOSED
@@ -152,8 +162,15 @@ class ThreadedBackend(ABC):
     # -- the work --------------------------------------------------------------------------------
 
     def _submit(
-        self, items: Sequence[Any], one: Callable[[Any], Status], failed: Status, deadline: float
+        self,
+        method: str,
+        items: Sequence[Any],
+        one: Callable[[Any], Status],
+        failed: Status,
+        deadline: float,
     ) -> Ticket[Status]:
+        if self._state is _State.BARE:
+            raise self._not_made()
         kept = tuple(items)
         ticket: Ticket[Status] = Ticket(len(kept))
         with self._changed:
@@ -161,7 +178,7 @@ class ThreadedBackend(ABC):
                 raise KVFerryError(
                     f"the backend is {self._state.value}", kind=ErrorKind.CLOSED, remedy="open it first"
                 )
-            self._jobs.append(_Job(ticket, lambda number: one(kept[number]), failed, deadline))
+            self._jobs.append(_Job(method, ticket, lambda number: one(kept[number]), failed, deadline))
             self._changed.notify()
         return ticket
 
@@ -186,23 +203,17 @@ class ThreadedBackend(ABC):
 
     def _item(self, job: _Job, number: int) -> ItemResult[Any]:
         refusal = self._refusal(job)
-        if refusal is None:
-            try:
-                return ItemResult(job.do(number))
-            except KVFerryError as error:
-                refusal = error
-            except OSError as error:
-                refusal = KVFerryError(
-                    "the store failed", kind=ErrorKind.IO, why=repr(error), retry=Retry.LATER
-                )
-            except Exception as error:  # noqa: BLE001 - one broken item stays one broken item
-                refusal = KVFerryError(
-                    "the backend failed",
-                    kind=ErrorKind.INTERNAL,
-                    why=repr(error),
-                    remedy="report it to the author of the backend",
-                )
-        return ItemResult(job.failed, refusal)
+        if refusal is not None:
+            return ItemResult(job.failed, refusal)
+        # No name of this frame holds an error: its traceback holds the frame, and the two would stay.
+        try:
+            status = job.do(number)
+        except KVFerryError as error:
+            return ItemResult(job.failed, error)
+        except Exception as error:  # noqa: BLE001 - one broken item stays one broken item
+            return ItemResult(job.failed, _failure(error))
+        wrong = _wrong_status(job, status)
+        return ItemResult(status) if wrong is None else ItemResult(job.failed, wrong)
 
     def _refusal(self, job: _Job) -> KVFerryError | None:
         """Why an item does not begin."""
@@ -221,9 +232,10 @@ class ThreadedBackend(ABC):
                 f"a value of {header.size} bytes is not written from a span of {span.length}",
                 kind=ErrorKind.INTERNAL,
             )
-        if self.max_value_bytes is not None and header.size > self.max_value_bytes:
+        limit = self._opened().max_value_bytes
+        if limit is not None and header.size > limit:
             raise KVFerryError(
-                f"a value of {header.size} bytes is above the limit of {self.max_value_bytes}",
+                f"a value of {header.size} bytes is above the limit of {limit}",
                 kind=ErrorKind.CAPACITY,
                 remedy="use smaller chunks, or another backend",
             )
@@ -238,6 +250,50 @@ class ThreadedBackend(ABC):
     def _opened(self) -> BackendContext:
         assert self._context is not None, "open() was not called"
         return self._context
+
+    def _not_made(self) -> KVFerryError:
+        name = type(self).__qualname__
+        return KVFerryError(
+            f"{name} is not made completely",
+            kind=ErrorKind.INTERNAL,
+            where=type(self).__module__,
+            why=f"{name}.__init__ does not call the constructor of ThreadedBackend",
+            remedy=f"begin {name}.__init__ with  super().__init__()",
+        )
+
+
+def _failure(error: Exception) -> KVFerryError:
+    """The fault of an item whose method raised something of another kind."""
+    if isinstance(error, OSError):
+        fault = KVFerryError("the store failed", kind=ErrorKind.IO, why=repr(error), retry=Retry.LATER)
+    else:
+        fault = KVFerryError(
+            "the backend failed",
+            kind=ErrorKind.INTERNAL,
+            why=repr(error),
+            remedy="report it to the author of the backend",
+        )
+    fault.__cause__ = error
+    return fault
+
+
+def _wrong_status(job: _Job, status: object) -> KVFerryError | None:
+    """The fault of an item whose method returned what it must not."""
+    expected = type(job.failed)
+    good = [f"{expected.__name__}.{member.name}" for member in expected if member is not job.failed]
+    if status is job.failed:
+        what, remedy = f"{job.method} returned {status}", "raise a KVFerryError that says what went wrong"
+    elif not isinstance(status, expected):
+        what = f"{job.method} returned {_brief(status)}, not a {expected.__name__}"
+        remedy = f"return {' or '.join(good)}, and raise what goes wrong"
+    else:
+        return None
+    return KVFerryError(what, kind=ErrorKind.INTERNAL, remedy=remedy)
+
+
+def _brief(value: object) -> str:
+    """``None`` and ``True`` as they are; of anything else the type, because it may be a chunk's bytes."""
+    return repr(value) if value is None or isinstance(value, bool) else f"a {type(value).__name__}"
 
 
 def _unsupported(what: str, ability: str) -> KVFerryError:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kvferry.config.nodes import VARIABLE_PREFIX, ConfigPath, Node, Source, brief
 from kvferry.config.yaml_text import resolve_plain
 
 _SERVICE_VALUE = re.compile(r"(?:tcp|udp|sctp)://\S+:[0-9]+")
 _SERVICE_NAME = re.compile(r".*_(?:service_host|service_port\w*|port(?:_[0-9]+_(?:tcp|udp|sctp)\w*)?)")
+_PERCENT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?%")
 _SERVICE_REMEDY = (
     "Kubernetes makes such variables for a Service: rename that Service, or set enableServiceLinks: false "
     "in the pod's spec"
 )
+_SUBSTITUTION = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\$[A-Z_]+")
+_WORD = re.compile(r"[A-Za-z0-9][\w-]{0,40}")
 _MAX_COMPARED = 64
 """Longer words are not misspelt ones, and comparing them would take long."""
 
@@ -47,6 +50,8 @@ def number_remedy(node: Node, number: type) -> str:
     if isinstance(value, str):
         if node.quoted and isinstance(resolve_plain(value), number):
             return "remove the quotes"
+        if number is float and (match := _PERCENT.fullmatch(value)):
+            return f"write {float(match[1]) / 100:g}"
         if re.fullmatch(r"[-+]?[0-9_]{1,40}", value) and value.strip("+-_"):
             return f"write {int(value.replace('_', ''))}, without leading zeros or underscores"
     return value_remedy(node) or example
@@ -63,14 +68,50 @@ def list_remedy(node: Node) -> str:
         return f"write a list of one: [{brief(value)}]"
     if isinstance(value, dict) and node.place.source > Source.FILE:
         return "give the whole list: its items cannot be set one by one"
+    if isinstance(value, dict) and value and all(item.value is None for item in value.values()):
+        return f"write a list: [{', '.join(value)}]"
     return value_remedy(node) or "write a list such as [a, b]"
 
 
-def mapping_remedy(node: Node) -> str:
-    """For a value that is no mapping."""
+def mapping_remedy(node: Node, value: str = "") -> str:
+    """For a value that is no mapping. ``value`` stands for what each key of it would have."""
     if node.value is None:
         return "write {} or remove the key"
+    keys = node.value if isinstance(node.value, tuple) else (node,)
+    words = [key.value for key in keys if isinstance(key.value, str) and _WORD.fullmatch(key.value)]
+    if value and words and len(words) == len(keys) and not node.secret:
+        pairs = ", ".join(f"{word}: {value}" for word in words)
+        return f"write {node.path[-1]}: {{{pairs}}}" if node.path else f"write {{{pairs}}}"
+    if isinstance(node.value, tuple):
+        return "write a mapping, lines of 'name: ...', in place of the list"
     return value_remedy(node) or "write lines of 'key: value' below it"
+
+
+def unnamed_remedy(node: Node, loose: list[str], empty: list[str]) -> str:
+    """For keys that stand in a mapping of names and belong into what a name stands for. ``empty`` are
+    names without anything below them."""
+    listed = ", ".join(map(repr, loose))
+    at = node.value[loose[0]].key_place.source if isinstance(node.value, dict) else Source.FILE
+    if at is not Source.FILE:
+        return f"put a name in between: {spelled((*node.path, '<name>', loose[0]), at)}"
+    if len(empty) == 1:
+        return f"indent {listed}, so that they stand below {empty[0]!r}"
+    use = node.value.get("use") if isinstance(node.value, dict) else None
+    named = use is not None and isinstance(use.value, str) and _WORD.fullmatch(use.value)
+    name = use.value if use is not None and named else "name"
+    inner = f"use: {name}, ..." if named else f"{loose[0]}: ..."
+    return f"put a name in between: write {node.path[-1]}: {{{name}: {{{inner}}}}}"
+
+
+def substitution_remedy(node: Node) -> str:
+    """For a text that names a variable to be put in its place; empty text for any other value."""
+    written = isinstance(node.value, str) and not node.secret and node.place.source is Source.FILE
+    if not written or not _SUBSTITUTION.search(str(node.value)):
+        return ""
+    remedy = "names of variables are not replaced: write the value out"
+    if not all(re.fullmatch(r"[a-z]\w*", key) for key in node.path):
+        return remedy  # An item of a list, or a key that no variable's name can spell.
+    return f"{remedy}, or set {spelled(node.path, Source.ENVIRONMENT)}"
 
 
 def choice_remedy(node: Node, choices: Iterable[object]) -> str:
@@ -92,7 +133,7 @@ def value_remedy(node: Node) -> str:
             return "give the variable a value, or unset it"
         return "give it a value, or remove the key"
     if isinstance(value, tuple) and len(value) == 1:
-        return "write the value without brackets"
+        return "write the value itself, not a list of one"
     if isinstance(value, str) and node.place.source is Source.ENVIRONMENT and not node.secret:
         return _SERVICE_REMEDY if _SERVICE_VALUE.fullmatch(value) else ""
     return ""
@@ -114,6 +155,28 @@ def key_remedy(node: Node, key: str, known: list[str]) -> str:
     if near := nearest(key, known):
         return f"did you mean {spelled((*node.path[:-1], near), source)}?"
     return "known keys: " + ", ".join(known) if known else "this section takes no keys"
+
+
+def is_service_link(name: str, value: str) -> bool:
+    """Whether Kubernetes makes such a variable for a Service."""
+    return bool(_SERVICE_VALUE.fullmatch(value) or _SERVICE_NAME.fullmatch(name.lower()))
+
+
+def wrapped_remedy(children: Mapping[str, Node], name_key: str, known: list[str]) -> str:
+    """For a mapping whose one key is the name of a thing and holds the keys that belong beside the
+    name; empty text for any other."""
+    if len(children) != 1:
+        return ""
+    ((name, inner),) = children.items()
+    if name in known or nearest(name, known) or not _WORD.fullmatch(name):
+        return ""
+    if inner.value is None:
+        return "remove the colon"
+    if not isinstance(inner.value, dict):
+        return ""
+    pairs = {name_key: name} | {key: item.value for key, item in inner.value.items()}
+    plain = all(isinstance(item, str) and _WORD.fullmatch(item) for pair in pairs.items() for item in pair)
+    return f"write {{{', '.join(f'{k}: {v}' for k, v in pairs.items())}}}" if plain else ""
 
 
 def _misspelt(key: str, known: list[str]) -> bool:

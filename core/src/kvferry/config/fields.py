@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import enum
+import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from attrs import Attribute, field, frozen
+from attrs import NOTHING, Attribute, field, frozen
 
 from kvferry.api import AnySpec
 from kvferry.api.units import ByteLimit, ByteSize, Duration, parse_duration, parse_limit, parse_size
 
 _ROLE = "kvferry.role"
 _SPEC = "kvferry.spec"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+MAX_SOCKET_FOLDER_BYTES = 64
+"""What a Unix socket's path has left (107 bytes, unix(7)) for the folder in which the instances of this
+host meet, once their own part of the path is taken off."""
 
 
 class Role(enum.Enum):
@@ -61,22 +68,61 @@ def is_secret(attribute: Attribute[Any]) -> bool:
     return bool(attribute.metadata.get("secret"))
 
 
-def positive(_instance: object, _attribute: Attribute[Any], value: float) -> None:
+class Unacceptable(ValueError):
+    """What a validator says of a value, with what the user can do. Any ``ValueError`` will do as well;
+    then the report has no remedy."""
+
+    def __init__(self, what: str, *, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+
+def positive(_instance: object, attribute: Attribute[Any], value: float) -> None:
     """Validator: above zero."""
     if value <= 0:
-        raise ValueError("must be above zero")
+        raise Unacceptable("must be above zero", remedy=_or_nothing("write a larger value", attribute))
 
 
-def share(_instance: object, _attribute: Attribute[Any], value: float) -> None:
+def share(_instance: object, attribute: Attribute[Any], value: float) -> None:
     """Validator: from 0 to 1."""
     if not 0 <= value <= 1:
-        raise ValueError("must be from 0 to 1")
+        percent = f"write {value / 100:g}" if 1 < value <= 100 else "write a part of one, such as 0.5"
+        raise Unacceptable("must be from 0 to 1", remedy=_or_nothing(percent, attribute))
 
 
-def not_blank(_instance: object, _attribute: Attribute[Any], value: str | None) -> None:
+def not_blank(_instance: object, attribute: Attribute[Any], value: str | None) -> None:
     """Validator: None, or text with something to read in it."""
     if value is not None and not value.strip():
-        raise ValueError("must not be empty")
+        raise Unacceptable("must not be empty", remedy=_or_nothing("give it a value", attribute))
+
+
+def plain_name(_instance: object, attribute: Attribute[Any], value: str | None) -> None:
+    """Validator: None, or a name that can stand in addresses, labels and tables as it is."""
+    not_blank(_instance, attribute, value)
+    if value is not None and _PLAIN_NAME.fullmatch(value) is None:
+        raise Unacceptable(
+            "must be at most 64 of A-Z, a-z, 0-9, '.', '_' and '-', a letter or digit first",
+            remedy="rename it, for example decode-1",
+        )
+
+
+def socket_folder(_instance: object, attribute: Attribute[Any], value: str | None) -> None:
+    """Validator: None, or the whole path of a folder below which a socket's path is not too long."""
+    not_blank(_instance, attribute, value)
+    if value is None:
+        return
+    if not value.startswith("/"):
+        # Every process of an engine must find the same folder, and each may run somewhere else.
+        raise Unacceptable("must be a whole path", remedy="begin it with '/'")
+    if len(os.fsencode(value.rstrip("/"))) > MAX_SOCKET_FOLDER_BYTES:
+        raise Unacceptable(
+            f"must be at most {MAX_SOCKET_FOLDER_BYTES} bytes long, because a socket's path has an end",
+            remedy="name a folder nearer to the root",
+        )
+
+
+def _or_nothing(remedy: str, attribute: Attribute[Any]) -> str:
+    return remedy if attribute.default is NOTHING else f"{remedy}, or remove the key"
 
 
 @frozen(kw_only=True)

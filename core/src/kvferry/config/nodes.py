@@ -67,6 +67,8 @@ class Node:
     path: ConfigPath = ()
     """Set by :func:`locate` once all sources are merged."""
     quoted: bool = False
+    written: str | None = None
+    """The letters of a value that stands alone outside a file: what it is if text is wanted."""
     complete: bool = True
     """False for a mapping some of whose keys could not be read: then nothing is called missing."""
     secret: bool = False

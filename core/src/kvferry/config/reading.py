@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field, fields, frozen
 
 from kvferry.api import ErrorKind, KVFerryError, KVFerryErrors
+from kvferry.config.fields import Role, role
 from kvferry.config.leaves import leaves_of
 from kvferry.config.merging import merged
 from kvferry.config.nodes import (
@@ -21,11 +22,12 @@ from kvferry.config.nodes import (
     locate,
     printable,
 )
-from kvferry.config.schema import TEXT_KINDS, Config, PluginEntry
+from kvferry.config.schema import TEXT_KINDS, Config, PluginEntry, Reason, RuleId
 from kvferry.config.sections import Resolver, Sections, Selection
 from kvferry.config.shorthand import expanded
 from kvferry.config.sources import ConfigSources, environment_tree, file_tree, override_tree
 from kvferry.config.structure import Rejected, Structurer
+from kvferry.config.variables import near_misses
 
 
 @frozen(kw_only=True)
@@ -40,8 +42,13 @@ class RawConfig:
     """What the configuration is called in messages: its file, or ``configuration``."""
     plugins: tuple[PluginEntry, ...]
     """The entries that could be read, in their order."""
+    plugins_readable: bool
+    """False where ``plugins`` or one of its entries could not be read: then more are wanted than
+    ``plugins`` says, and it is not known which."""
     selections: tuple[Selection, ...]
     """The sections that name a plugin's spec, with the name."""
+    waivers: tuple[tuple[str, str, str], ...]
+    """Rule, reason and place of every waiver that could be read."""
     faults: tuple[KVFerryError, ...]
     _root: Node = field(repr=False)
     _unread: tuple[Fault, ...] = field(repr=False)
@@ -62,7 +69,8 @@ class RawConfig:
         config: Config | None = None
         with suppress(Rejected):
             config = structurer.structure(self._root, Config)
-        errors = (*in_order((*self._unread, *structurer.faults)), *faults)
+        found = (*self._unread, *structurer.faults, *sections.placement.faults())
+        errors = (*in_order(found), *faults)
         if errors or config is None:
             raise self._errors(errors)
         return evolve(config, leaves=tuple(leaves_of(config, self._root)))
@@ -91,7 +99,7 @@ def read_core(sources: ConfigSources) -> RawConfig:
     faults: list[Fault] = []
     base: Node | None = Node({}, Place(Source.DEFAULT), Place(Source.DEFAULT))
     if sources.file is not None:
-        base, faults = file_tree(sources.file)
+        base, faults = file_tree(sources.file, sources.content)
     readable = base is not None
     if base is None:
         base = Node({}, DEFAULT, DEFAULT, complete=False)
@@ -100,33 +108,52 @@ def read_core(sources: ConfigSources) -> RawConfig:
         environment_tree(sources.environment, complete=readable),
         override_tree(sources.overrides, complete=readable),
     ):
-        root = merged(root, expanded(tree))
+        root = merged(root, expanded(tree), faults)
         faults += found
+    keys = [item.name for item in fields(Config) if role(item) is Role.KEY]
+    faults += near_misses(sources.environment, keys)
     root = locate(root)
 
     sections = Sections(None)
     structurer = Structurer(TEXT_KINDS, sections)
     with suppress(Rejected):
         structurer.structure(root, Config)
+    plugins, all_read = _plugins(root)
     return RawConfig(
         name="configuration" if sources.file is None else printable(str(sources.file)),
-        plugins=_plugins(root),
+        plugins=plugins,
+        plugins_readable=all_read,
         selections=tuple(sections.selections) if readable else (),
-        faults=in_order((*faults, *structurer.faults)),
+        waivers=tuple(_waivers(root)),
+        faults=in_order((*faults, *structurer.faults, *sections.placement.faults())),
         root=root,
         unread=tuple(faults),
         readable=readable,
     )
 
 
-def _plugins(root: Node) -> tuple[PluginEntry, ...]:
-    """Every entry that can be read, whatever is wrong with the others."""
+def _waivers(root: Node) -> Iterator[tuple[str, str, str]]:
+    """Every waiver that can be read, whatever is wrong with the others."""
+    node = root.find("waive")
+    items = node.value if node is not None and isinstance(node.value, dict) else {}
+    for rule, item in items.items():
+        one = evolve(item, value={rule: item})
+        with suppress(Rejected):
+            read = Structurer(TEXT_KINDS, Sections(None)).structure(one, Mapping[RuleId, Reason])
+            for rule_id, reason in read.items():
+                yield rule_id, reason, str(item.place)
+
+
+def _plugins(root: Node) -> tuple[tuple[PluginEntry, ...], bool]:
+    """Every entry that can be read, whatever is wrong with the others, and whether that is all."""
     node = root.find("plugins")
-    items = node.value if node is not None and isinstance(node.value, tuple) else ()
+    if node is None:
+        return (), True
+    items = node.value if isinstance(node.value, tuple) else ()
     entries = []
     for item in items:
         try:
             entries.append(Structurer(TEXT_KINDS, Sections(None)).structure(item, PluginEntry))
         except Rejected:
             continue
-    return tuple(entries)
+    return tuple(entries), isinstance(node.value, tuple) and len(entries) == len(items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, NewType
+from typing import ClassVar, NewType
 
 from attrs import Attribute, field, frozen
 from attrs.validators import optional
@@ -16,13 +16,17 @@ from kvferry.config.fields import (
     UNIT_KINDS,
     TextKind,
     TextKinds,
+    Unacceptable,
     computed,
     not_blank,
     origin,
     own_keys,
+    plain_name,
     positive,
     share,
+    socket_folder,
 )
+from kvferry.config.flow import flow_text
 from kvferry.config.leaves import HIDDEN, Leaf
 
 TierName = NewType("TierName", str)
@@ -45,6 +49,7 @@ class PluginEntry:
     """A plugin to load. Short spellings: ``name`` and ``name@distribution``."""
 
     short_spelling: ClassVar[str] = "the plugin's name"
+    name_key: ClassVar[str] = "name"
 
     name: str = field(metadata={"doc": "name of the plugin"})
     distribution: str | None = field(
@@ -61,7 +66,9 @@ class PluginEntry:
     def _check_name(self, attribute: Attribute[str], value: str) -> None:
         not_blank(self, attribute, value)
         if "@" in value:
-            raise ValueError("names a distribution although 'distribution' does, too")
+            raise Unacceptable(
+                "names a distribution although 'distribution' does, too", remedy="remove one of the two"
+            )
 
 
 @frozen(kw_only=True)
@@ -114,7 +121,7 @@ class Config:
     plugins: tuple[PluginEntry, ...] = field(default=(), metadata={"doc": "plugins to load, in this order"})
     chunk_tokens: int = field(default=256, validator=positive, metadata={"doc": "tokens that one key covers"})
     instance: str | None = field(
-        default=None, validator=not_blank, metadata={"doc": "name of this instance among its peers"}
+        default=None, validator=plain_name, metadata={"doc": "name of this instance among its peers"}
     )
     model_identity: str | None = field(
         default=None,
@@ -122,7 +129,7 @@ class Config:
         metadata={"doc": "takes the place of the model's own identity in keys"},
     )
     runtime_dir: str | None = field(
-        default=None, validator=not_blank, metadata={"doc": "folder for sockets of this host"}
+        default=None, validator=socket_folder, metadata={"doc": "folder for sockets of this host"}
     )
     tiers: Mapping[TierName, Tier] = field(factory=dict, metadata={"doc": "tiers by name, fast to slow"})
     connector: Connector = field(factory=Connector, metadata={"doc": "the host integration"})
@@ -141,22 +148,29 @@ class Config:
         facts: dict[str, Fact] = {}
         for leaf in self.leaves:
             path = ".".join(leaf.path)
-            value = HIDDEN if leaf.secret and leaf.value is not None else leaf.value
+            hidden = leaf.secret and leaf.value is not None
+            value = HIDDEN if hidden else leaf.value
+            written = HIDDEN if hidden else flow_text(leaf.written)
+            fact = Fact(path=path, value=value, origin=leaf.origin, written=written)
             if leaf.in_mapping:
                 whole = ".".join(leaf.path[:-1])
-                _extend(facts, whole, leaf.path[-1], value, leaf.origin)
-            facts[path] = Fact(path=path, value=value, origin=leaf.origin)
+                facts[whole] = _extended(facts.get(whole), whole, leaf.path[-1], fact)
+            facts[path] = fact
         return facts
 
 
-def _extend(facts: dict[str, Fact], path: str, key: str, value: Any, origin: str) -> None:
-    """One key more for the mapping at ``path``."""
-    before = facts.get(path)
+def _extended(before: Fact | None, path: str, key: str, item: Fact) -> Fact:
+    """The mapping at ``path`` with one key more."""
+    written = f"{flow_text(key)}: {item.written}"
     if before is None:
-        facts[path] = Fact(path=path, value={key: value}, origin=origin)
-        return
-    origins = dict.fromkeys((*before.origin.split(", "), origin))
-    facts[path] = Fact(path=path, value={**before.value, key: value}, origin=", ".join(origins))
+        return Fact(path=path, value={key: item.value}, origin=item.origin, written=f"{{{written}}}")
+    origins = dict.fromkeys((*before.origin.split(", "), item.origin))
+    return Fact(
+        path=path,
+        value={**before.value, key: item.value},
+        origin=", ".join(origins),
+        written=f"{before.written[:-1]}, {written}}}",
+    )
 
 
 def _parse_tier_name(text: str) -> TierName:

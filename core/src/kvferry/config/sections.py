@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import attrs
 from attrs import NOTHING, Attribute, evolve, frozen
 
 from kvferry.api import AnySpec, ErrorKind, KVFerryError, KVFerryErrors, Retry
-from kvferry.config.advice import key_remedy, mapping_remedy, nearest, odd_letters
+from kvferry.config.advice import mapping_remedy, nearest, substitution_remedy, wrapped_remedy
 from kvferry.config.fields import Role, is_secret, role, selected_spec
 from kvferry.config.hints import type_hints
 from kvferry.config.nodes import (
@@ -22,6 +22,7 @@ from kvferry.config.nodes import (
     fault,
     hidden,
 )
+from kvferry.config.placement import Placement
 from kvferry.config.structure import Rejected, Structurer
 
 _UNSET = object()
@@ -67,6 +68,7 @@ class Sections:
 
     def __init__(self, resolve: Resolver | None) -> None:
         self.selections: list[Selection] = []
+        self.placement = Placement()
         self._resolve = resolve
 
     def __call__(self, structurer: Structurer, node: Node, cls: type[Any]) -> Any:
@@ -76,6 +78,13 @@ class Sections:
             if isinstance(short, str) and node.value is not None:
                 raise structurer.reject(node, f"{short} or a mapping", f"write {short}")
             raise structurer.reject(node, "a mapping", mapping_remedy(node))
+        name_key = getattr(cls, "name_key", None)
+        if isinstance(name_key, str):
+            known = [item.name for item in attrs.fields(cls) if role(item) is Role.KEY]
+            if remedy := wrapped_remedy(node.value, name_key, known):
+                what = f"the keys of one entry stand beside its {name_key!r}, not below it"
+                structurer.record(node, what, remedy=remedy)
+                raise Rejected
         return _Section(structurer, node, node.value, cls).structure(self)
 
     def options_of(
@@ -122,6 +131,8 @@ class _Section:
             self._structurer.record(self._node, what, why=str(error), kind=ErrorKind.PLUGIN)
             raise Rejected from None
         keys = {item.name: item for item in fields if role(item) is Role.KEY}
+        self._placement = sections.placement
+        self._placement.takes(self._node.path, keys)
         for name, attribute in keys.items():
             self._read(attribute, hints[name])
         own = next((item for item in fields if role(item) is Role.OWN_KEYS), None)
@@ -180,10 +191,10 @@ class _Section:
             self._refuse_misspelt(keys)
             return
         theirs = {item.name: item for item in attrs.fields(options) if role(item) is Role.KEY}
-        for name in sorted(keys.keys() & theirs.keys()):
-            what = f"{options.__qualname__} declares {name!r}, which is core's own key here"
+        for what in clashing_keys(self._cls, options):
             self._structurer.record(at, what, kind=ErrorKind.PLUGIN)
             self._failed = True
+        self._placement.takes(self._node.path, theirs)
         self._refuse_unknown([*keys, *theirs])
         mine = {name: child for name, child in self._children.items() if name in theirs}
         try:
@@ -218,11 +229,7 @@ class _Section:
             if key in names:
                 continue
             self._failed = True
-            why = odd_letters(key) if nearest(key, names) else ""
-            remedy = key_remedy(child, key, names)
-            self._structurer.faults.append(
-                fault(child.key_place, child.path, "unknown key", why=why, remedy=remedy)
-            )
+            self._placement.refuse(child, names)
 
     def _construct(self, fields: tuple[Attribute[Any], ...]) -> Any:
         error: Exception | None = None
@@ -251,12 +258,23 @@ class _Section:
             at = self._children.get(attribute.name, self._node)
             secret = at.secret or is_secret(attribute)
             what = "this value is not acceptable" if secret else _sentence(error)
-            self._structurer.faults.append(fault(at.place, (*self._node.path, attribute.name), what))
+            remedy = substitution_remedy(at) or getattr(error, "remedy", "")
+            path = (*self._node.path, attribute.name)
+            self._structurer.faults.append(fault(at.place, path, what, remedy=remedy))
             return True
         except AttributeError:
             # It looks at a field that has no value yet, whose own fault is recorded.
             return False
         return False
+
+
+def clashing_keys(section: type[Any], options: type[Any]) -> Iterator[str]:
+    """One sentence for each key of a plugin's options that is core's own key in this section."""
+    core, theirs = (
+        {item.name for item in attrs.fields(cls) if role(item) is Role.KEY} for cls in (section, options)
+    )
+    for name in sorted(core & theirs):
+        yield f"{options.__qualname__} declares {name!r}, which is core's own key here"
 
 
 def _takes_own_keys(hint: Any) -> bool:

@@ -51,6 +51,8 @@ class ConfigSources:
     file: Path | None
     environment: Mapping[str, str]
     overrides: Mapping[str, Any]
+    content: bytes | None = None
+    """What stands in ``file``, where that is no file on disk: then its name is only shown."""
 
 
 def find_config(environment: Mapping[str, str], overrides: Mapping[str, Any]) -> Path | None:
@@ -66,7 +68,8 @@ def find_config(environment: Mapping[str, str], overrides: Mapping[str, Any]) ->
     if isinstance(nested, Mapping) and _FILE_KEY in nested:
         named.append((nested[_FILE_KEY], _OVERRIDE, (_PREFIX, _FILE_KEY)))
     if len(named) == 2 and named[0][0] != named[1][0]:
-        raise fault(_OVERRIDE, named[0][2], "set twice, to different files").error
+        what = "set twice, to different files"
+        raise fault(_OVERRIDE, named[0][2], what, remedy="keep one of the two").error
     if not named and FILE_VARIABLE in environment:
         place = Place(Source.ENVIRONMENT, FILE_VARIABLE)
         named.append((environment[FILE_VARIABLE], place, ()))
@@ -84,22 +87,22 @@ def find_config(environment: Mapping[str, str], overrides: Mapping[str, Any]) ->
     return Path(value)
 
 
-def file_tree(path: Path) -> tuple[Node | None, list[Fault]]:
-    """The tree of a file, or None and the reason."""
+def file_tree(path: Path, content: bytes | None = None) -> tuple[Node | None, list[Fault]]:
+    """The tree of a file, or None and the reason. ``content`` is what stands in it, where that is known."""
     name = str(path)
     place = Place(Source.FILE, name)
     try:
-        # Opening a pipe would wait for a writer; a configuration is a regular file.
-        if not stat.S_ISREG(path.stat().st_mode):
-            return None, [fault(place, (), "the configuration is not a regular file")]
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        raw = _read(path) if content is None else content
+        if raw is None:
+            remedy = "name the file itself, not a folder, a pipe or a device"
+            return None, [fault(place, (), "the configuration is not a regular file", remedy=remedy)]
     except FileNotFoundError:
         remedy = "correct the name, or leave it unset to use none"
         return None, [fault(place, (), "no such configuration file", remedy=remedy)]
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        return None, [fault(place, (), "the configuration cannot be read", why=why)]
+        remedy = "let this user read it" if isinstance(error, PermissionError) else "correct the name"
+        return None, [fault(place, (), "the configuration cannot be read", why=why, remedy=remedy)]
     if len(raw) > MAX_BYTES:
         limit = f"more than {MAX_BYTES // 1024} KiB"
         remedy = "check that this is a kvferry configuration"
@@ -133,11 +136,20 @@ def file_tree(path: Path) -> tuple[Node | None, list[Fault]]:
     return root, faults
 
 
+def _read(path: Path) -> bytes | None:
+    """The file, up to a little more than is allowed; None for what is not a regular file."""
+    # Opening a pipe would wait for a writer.
+    if not stat.S_ISREG(path.stat().st_mode):
+        return None
+    with path.open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)
+
+
 def environment_tree(environment: Mapping[str, str], *, complete: bool) -> tuple[Node, list[Fault]]:
-    """The tree of all variables that begin with ``KVFERRY__``, in any letter case."""
+    """The tree of all variables that begin with ``KVFERRY__``; what follows may have any letter case."""
     branches: list[Node] = []
     faults: list[Fault] = []
-    ours = [name for name in environment if name.upper().startswith(VARIABLE_PREFIX)]
+    ours = [name for name in environment if name.startswith(VARIABLE_PREFIX)]
     for name in sorted(ours):
         place = Place(Source.ENVIRONMENT, name)
         path = tuple(name[len(VARIABLE_PREFIX) :].lower().split("__"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -25,6 +26,8 @@ from kvferry.config.advice import (
     mapping_remedy,
     number_remedy,
     odd_letters,
+    substitution_remedy,
+    unnamed_remedy,
     value_remedy,
 )
 from kvferry.config.fields import TextKind, TextKinds
@@ -64,6 +67,7 @@ class Structurer:
         kind: ErrorKind = ErrorKind.CONFIG,
     ) -> None:
         """Keep a fault that stands at ``node``."""
+        remedy = substitution_remedy(node) or remedy
         self.faults.append(fault(node.place, node.path, what, why=why, remedy=remedy, kind=kind))
 
     def reject(self, node: Node, expected: str, remedy: str = "") -> Rejected:
@@ -72,6 +76,27 @@ class Structurer:
         what = f"expected {expected}, not {describe(node)}"
         self.record(node, what, why=odd_letters(text), remedy=remedy)
         return Rejected()
+
+    def check(self, node: Node, annotation: Any) -> list[type[Any]]:
+        """Record at ``node`` every part of an annotation that no configuration can hold; the attrs
+        classes among the others, whose own fields are not looked at."""
+        hook = self._converter.get_structure_hook(annotation)
+        is_class = isinstance(annotation, type)
+        plain = annotation in (bool, int, float, str)
+        if hook == self._unsupported or (
+            hook in (self._int, self._float, self._text)
+            and not plain
+            and not _is_class(enum.Enum)(annotation)
+        ):
+            with suppress(Rejected):
+                self._unsupported(node, annotation)
+            return []
+        if is_class and attrs.has(annotation):
+            return [annotation]
+        if optional_of(annotation) is not None:
+            return self.check(node, optional_of(annotation))
+        inner = () if plain or get_origin(annotation) is None else get_args(annotation)
+        return [found for part in inner if part is not ... for found in self.check(node, part)]
 
     def _make_converter(self, kinds: TextKinds) -> Converter:
         converter = Converter()
@@ -93,11 +118,15 @@ class Structurer:
         converter.register_structure_hook(bytes, self._unsupported)
         converter.register_structure_hook(Path, self._unsupported)
         for new_type, kind in kinds.items():
-            converter.register_structure_hook(new_type, self._hook_of(kind))
+            converter.register_structure_hook(
+                new_type, self._hook_of(kind, of_text=new_type.__supertype__ is str)
+            )
         return converter
 
-    def _hook_of(self, kind: TextKind) -> Callable[[Node, Any], Any]:
+    def _hook_of(self, kind: TextKind, *, of_text: bool) -> Callable[[Node, Any], Any]:
         def hook(node: Node, _annotation: Any) -> Any:
+            if of_text:
+                node = _as_text(node)
             if not isinstance(node.value, str):
                 raise self.reject(node, kind.expected, kind.remedy)
             try:
@@ -136,6 +165,7 @@ class Structurer:
     def _text(self, node: Node, annotation: Any) -> Any:
         if annotation is not str:
             return self._subclass(node, annotation)
+        node = _as_text(node)
         if isinstance(node.value, str):
             return node.value
         plain = not isinstance(node.value, (dict, tuple)) and node.value is not None
@@ -192,12 +222,15 @@ class Structurer:
         return results
 
     def _mapping(self, node: Node, annotation: Any) -> dict[Any, Any]:
-        if not isinstance(node.value, dict):
-            raise self.reject(node, "a mapping", mapping_remedy(node))
         key_type, value_type = get_args(annotation)
+        if not isinstance(node.value, dict):
+            raise self.reject(node, "a mapping", mapping_remedy(node, _example_of(value_type)))
         results: dict[Any, Any] = {}
-        failed = False
+        skipped = self._refuse_unnamed(node, node.value, value_type)
+        failed = bool(skipped)
         for name, child in node.value.items():
+            if name in skipped:
+                continue
             key_node = evolve(child, value=name, place=child.key_place, secret=False)
             pair = []
             for part, annotation in ((key_node, key_type), (child, value_type)):
@@ -215,6 +248,31 @@ class Structurer:
             raise Rejected
         return results
 
+    def _refuse_unnamed(self, node: Node, children: dict[str, Node], section: Any) -> frozenset[str]:
+        """Report keys of ``section`` that stand where names of such sections are expected. What is
+        returned needs no other complaint."""
+        if not (isinstance(section, type) and attrs.has(section)):
+            return frozenset()
+        own = {attribute.name for attribute in attrs.fields(section)}
+        loose = [
+            name
+            for name, child in children.items()
+            if name in own and not isinstance(child.value, dict) and child.value is not Broken.BROKEN
+        ]
+        if not loose:
+            return frozenset()
+        empty = [name for name, child in children.items() if child.value is None and name not in own]
+        first = children[loose[0]]
+        self.faults.append(
+            fault(
+                first.key_place,
+                node.path,
+                f"expected names here, and below each its keys, not {', '.join(map(repr, loose))}",
+                remedy=unnamed_remedy(node, loose, empty),
+            )
+        )
+        return frozenset((*loose, *empty))
+
     def _unsupported(self, node: Node, annotation: Any) -> Any:
         name = getattr(annotation, "__name__", None) or str(annotation)
         self.record(
@@ -225,6 +283,22 @@ class Structurer:
             kind=ErrorKind.PLUGIN,
         )
         raise Rejected
+
+
+def _example_of(annotation: Any) -> str:
+    """What stands for a value of a mapping in advice; empty text for a section."""
+    if isinstance(annotation, type) and attrs.has(annotation):
+        return ""
+    text = getattr(annotation, "__supertype__", annotation) is str
+    return f'"{annotation.__name__.lower()}"' if text and annotation is not str else "..."
+
+
+def _as_text(node: Node) -> Node:
+    """A number or a truth value that stands alone outside a file as the text that it also is: there
+    quotes are a shell's affair, and it takes them away."""
+    if node.written is not None and isinstance(node.value, (bool, int, float)):
+        return evolve(node, value=node.written)
+    return node
 
 
 def _is_class(base: type) -> Callable[[Any], bool]:

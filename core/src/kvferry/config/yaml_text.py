@@ -46,6 +46,10 @@ _MAX_NUMBER_LENGTH = 100
 _UNPRINTABLE: re.Pattern[str] = Reader.NON_PRINTABLE
 
 
+NO_SUBSTITUTION = (
+    "write the value out, or set the key by its own variable, such as KVFERRY__TIERS__CPU__CAPACITY: "
+    "names of variables in the file are not replaced"
+)
 EMPTY_REMEDY = "write at least one line such as 'tiers: {}', or name no file"
 _CHECK_SYNTAX = "check quotes, brackets and indentation here and in the line before"
 _TOKENS = (
@@ -138,7 +142,7 @@ def read_value(text: str, path: ConfigPath, place: Place) -> tuple[Node, list[Fa
         value = resolve_plain(stripped)
         if problem := scalar_problem(value):
             return broken, [fault(place, path, f"the value is {problem}", remedy="write a smaller number")]
-        return Node(value, place, place), []
+        return Node(value, place, place, written=stripped), []
     node, faults = _Reading(stripped, "the value", lambda _line, _column: place, path).run()
     return node or broken, faults
 
@@ -154,6 +158,7 @@ class _Reading:
         self._place_at = place_at
         self._path = path
         self._faults: list[Fault] = []
+        self._text = text
         # PyYAML's stubs leave the event methods and their marks untyped.
         self._loader: Any = yaml.SafeLoader(text)
 
@@ -298,6 +303,12 @@ class _Reading:
             self._fail(mark, "a tab stands where YAML wants spaces", remedy="indent with spaces")
             return
         begun = error.context_mark
+        if self._text[: mark.index].endswith("$") and "got '{'" in problem:
+            # What stands around it is sound, so the parser's words would lead astray.
+            self._fail(
+                mark, "not valid YAML: a brace stands in a value without quotes", remedy=NO_SUBSTITUTION
+            )
+            return
         remedy = next((fix for words, fix in _SYNTAX_REMEDIES if words in problem), _CHECK_SYNTAX)
         if "end of stream" in problem or "end of the text" in problem or "expected ':'" in problem:
             # The parser notices at the end of the text; the mistake stands where something began.

@@ -30,6 +30,7 @@ from kvferry.compat.validation import rule_faults
 from kvferry.plugins.hookcalls import HookCalls
 from kvferry.plugins.records import PluginState, Provided
 from kvferry.plugins.refusal import Refusal
+from kvferry.plugins.remedies import UPGRADE
 from kvferry.plugins.resolve import IMPORT_STRING
 
 SPEC_HOOKS: tuple[tuple[str, str, type[AnySpec]], ...] = (
@@ -106,7 +107,7 @@ def describe(hooks: HookCalls, plugin: str, rule_prefix: str) -> Descriptions:
         raise Refusal(
             PluginState.FAILED,
             "; ".join(faults),
-            "upgrade the plugin, or report it to its author",
+            UPGRADE,
             errors[0] if errors else None,
         )
     return Descriptions(specs=tuple(specs), rules=rules, fact_specs=fact_specs)

@@ -9,9 +9,9 @@ from importlib.metadata import Distribution
 from attrs import frozen
 from packaging.utils import canonicalize_name
 
-from kvferry.api import ENTRY_POINT_GROUP
+from kvferry.api import ENTRY_POINT_GROUP, OFFER_GROUP
 from kvferry.compat.guard import Raised, call_foreign
-from kvferry.plugins.records import Owner
+from kvferry.plugins.records import Owner, Provided
 
 _NO_NAME = "(no name)"
 """What is left of a distribution after half an uninstallation; two of them are not the same one."""
@@ -29,7 +29,9 @@ def installed_distributions() -> Iterable[Distribution]:
 class Candidate:
     """One entry point of the group ``kvferry.plugins``.
 
-    ``requires`` are the distribution's raw ``Requires-Dist`` lines.
+    ``requires`` are the distribution's raw ``Requires-Dist`` lines. ``offers`` is what it says about
+    itself in the group ``kvferry.offers``: read without an import, so it is good for a hint about a
+    plugin that is not listed, and for nothing else.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Candidate:
     distribution: str
     version: str
     requires: tuple[str, ...] = ()
+    offers: tuple[Provided, ...] = ()
 
     @property
     def owner(self) -> Owner:
@@ -85,9 +88,20 @@ def _candidates(distribution: Distribution) -> tuple[Candidate, ...]:
             distribution=_field(distribution, "Name") or _NO_NAME,
             version=_field(distribution, "Version") or "(no version)",
             requires=requires,
+            offers=_offers(distribution, point.name),
         )
         for point in points
     )
+
+
+def _offers(distribution: Distribution, plugin: str) -> tuple[Provided, ...]:
+    """``eviction.s3fifo = the_plugin`` in the metadata says that the plugin brings this policy."""
+    found = []
+    for point in distribution.entry_points:
+        kind, dot, name = point.name.partition(".")
+        if point.group == OFFER_GROUP and point.value == plugin and dot:
+            found.append(Provided(kind=kind, name=name))
+    return tuple(found)
 
 
 def _field(distribution: Distribution, name: str) -> str:

@@ -10,6 +10,7 @@ from kvferry.api import ErrorKind, Fact, HostEnvironment, KVFerryError, Retry
 from kvferry.compat.guard import Raised
 from kvferry.plugins.hookcalls import HookCalls
 from kvferry.plugins.records import PluginRecord
+from kvferry.plugins.remedies import UPGRADE
 
 
 @frozen(kw_only=True)
@@ -48,7 +49,7 @@ def probe_facts(
             kind=ErrorKind.PLUGIN,
             where=plugin.origin,
             why=fault,
-            remedy="upgrade the plugin, or report it to its author",
+            remedy=UPGRADE,
             retry=Retry.AFTER_CHANGE,
         )
         (required if plugin.required else skipped).append(error)

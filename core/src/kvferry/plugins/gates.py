@@ -17,6 +17,7 @@ from kvferry.compat.validation import RULE_PREFIX
 from kvferry.plugins.discovery import Candidate
 from kvferry.plugins.records import PluginState
 from kvferry.plugins.refusal import Refusal
+from kvferry.plugins.remedies import mend
 
 CORE_DISTRIBUTION = "kvferry"
 _ABOUT_CORE = re.compile(rf"{CORE_DISTRIBUTION}(?![\w.-])", re.IGNORECASE)
@@ -76,10 +77,13 @@ def read_manifest(candidate: Candidate, module: ModuleType) -> Manifest:
             "has no MANIFEST"
             if manifest is None
             else f"has a MANIFEST of type {type(manifest).__name__}, not kvferry.api.Manifest",
+            f"write  MANIFEST = Manifest(name={candidate.name!r}, ...)  into it",
         )
     for name in ("name", "api", "rule_prefix", "summary", "docs"):
         if not isinstance(getattr(manifest, name), str):
-            raise _bad_manifest(candidate, f"has a MANIFEST whose {name} is not a text")
+            raise _bad_manifest(
+                candidate, f"has a MANIFEST whose {name} is not a text", f"make its {name} a text"
+            )
     return manifest
 
 
@@ -90,13 +94,16 @@ def check_manifest(candidate: Candidate, manifest: Manifest) -> None:
     """
     if manifest.name != candidate.name:
         raise _bad_manifest(
-            candidate, f"calls itself {manifest.name!r} in its MANIFEST, not {candidate.name!r}"
+            candidate,
+            f"calls itself {manifest.name!r} in its MANIFEST, not {candidate.name!r}",
+            f"rename it to {candidate.name!r} in the MANIFEST, or the entry point to {manifest.name!r}",
         )
     if RULE_PREFIX.fullmatch(manifest.rule_prefix) is None:
         raise _bad_manifest(
             candidate,
             f"has the rule prefix {manifest.rule_prefix!r}, which is not upper-case letters and "
             "digits that end in a letter",
+            "choose another, for example  rule_prefix='ACME'",
         )
     _check_api_range(candidate, manifest)
 
@@ -106,7 +113,9 @@ def _check_api_range(candidate: Candidate, manifest: Manifest) -> None:
         admitted = SpecifierSet(manifest.api)
     except InvalidSpecifier:
         raise _bad_manifest(
-            candidate, f"has the API range {manifest.api!r}, which is not a PEP 440 range"
+            candidate,
+            f"has the API range {manifest.api!r}, which is not a PEP 440 range",
+            "write one, for example  api='>=1.0,<2'",
         ) from None
     if not _admits(admitted, API_VERSION):
         newer = _written_for_newer(admitted)
@@ -128,9 +137,9 @@ def _written_for_newer(admitted: SpecifierSet) -> bool:
     )
 
 
-def _bad_manifest(candidate: Candidate, fault: str) -> Refusal:
+def _bad_manifest(candidate: Candidate, fault: str, fix: str) -> Refusal:
     return Refusal(
         PluginState.FAILED,
         f"the entry module {candidate.module!r} of {candidate.label} {fault}",
-        "upgrade the distribution, or report it to the plugin's author",
+        mend(fix),
     )

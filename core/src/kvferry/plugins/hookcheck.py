@@ -6,11 +6,21 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from attrs import frozen
+
 from kvferry.api import PROJECT, KVFerryHooks
 from kvferry.plugins.hints import closest, one_of
 
 HOOK_PREFIX = f"{PROJECT}_"
 _MARK = f"{PROJECT}_impl"
+
+
+@frozen
+class HookFault:
+    """What is wrong with one hook, in one sentence, and what its author does about it."""
+
+    what: str
+    fix: str
 
 
 def hook_names() -> tuple[str, ...]:
@@ -22,24 +32,28 @@ def _accepted_arguments(hook: str) -> tuple[str, ...]:
     return tuple(inspect.signature(vars(KVFerryHooks)[hook]).parameters)[1:]
 
 
-def hook_faults(plugin: object) -> tuple[str, ...]:
-    """One sentence per fault of the hooks of ``plugin``, a module as a rule.
+def hook_faults(plugin: object) -> tuple[HookFault, ...]:
+    """The faults of the hooks of ``plugin``, a module as a rule.
 
     A hook that is misspelt, not marked, marked as a wrapper, asynchronous, or takes an argument that
     the contract does not hand over would be ignored or fail much later. May raise what the plugin's
     own attributes raise.
     """
-    faults: list[str] = []
+    faults: list[HookFault] = []
     for attribute, value, options in _hooklike(plugin):
         hook = attribute if options is None else options.get("specname") or attribute
         if hook not in hook_names():
             close = closest(hook, hook_names())
             hint = f"did you mean {close!r}?" if close else f"hooks are {one_of(hook_names())}"
-            faults.append(f"{attribute!r} implements no hook of the contract; {hint}")
+            fix = f"rename {attribute!r} to {close!r}" if close else f"rename or remove {attribute!r}"
+            faults.append(HookFault(f"{attribute!r} implements no hook of the contract; {hint}", fix))
         elif options is None:
-            faults.append(f"{attribute!r} is not marked with @kvferry.api.hookimpl")
+            what = f"{attribute!r} is not marked with @kvferry.api.hookimpl"
+            faults.append(HookFault(what, f"write  @hookimpl  above {attribute!r}"))
         else:
-            faults += _shape_faults(attribute, hook, value, options)
+            signature = f"({', '.join(_accepted_arguments(hook))})"
+            fix = f"write it as  def {hook}{signature}"
+            faults += [HookFault(what, fix) for what in _shape_faults(attribute, hook, value, options)]
     return tuple(faults)
 
 

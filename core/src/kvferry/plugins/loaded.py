@@ -27,10 +27,11 @@ from kvferry.api import (
 )
 from kvferry.compat import OwnedFactSpec, OwnedRule
 from kvferry.plugins.factprobe import ProbedFacts, probe_facts
-from kvferry.plugins.hints import did_you_mean, one_of
+from kvferry.plugins.hints import closest, did_you_mean, one_of
 from kvferry.plugins.hookcalls import HookCalls
 from kvferry.plugins.implementation import checked, implementation_faults
 from kvferry.plugins.records import PluginRecord, PluginState
+from kvferry.plugins.remedies import UPGRADE, mend
 from kvferry.plugins.resolve import resolve
 from kvferry.plugins.shapes import Shape, shape_of
 
@@ -186,32 +187,55 @@ class LoadedPlugins:
 
     def _unknown(self, kind: str, name: str) -> KVFerryError:
         names = [owned.spec.name for owned in self.specs(kind)]
-        hints = [did_you_mean(name, names), self._unlisted_hint(name)]
+        hint = self._unlisted_hint(kind, name) or did_you_mean(name, names)
+        hint = hint or self._unlisted_slip_hint(kind, name)
         broken = [record.name for record in self.records if record.broken]
         why = f"the listed plugins provide: {one_of(names)}"
         if broken:
             why += f"; not usable: {', '.join(broken)}"
-            hints.append("mend the plugins that are not usable first")
+            first = "mend the plugins that are not usable first"
+            hint = f"{hint} Otherwise {first}" if hint.endswith("?") else hint or first
         # A configuration fault: the name is wrong, or its plugin is not listed. A plugin that is
         # listed and broken has a fault of its own.
         return KVFerryError(
             f"there is no {kind} {name!r}",
             kind=ErrorKind.CONFIG,
             why=why,
-            remedy=" ".join(hint for hint in hints if hint)
-            or f"list the plugin that provides {kind} {name!r} under plugins",
+            remedy=hint or f"list the plugin that provides {kind} {name!r} under plugins",
             retry=Retry.AFTER_CHANGE,
         )
 
-    def _unlisted_hint(self, name: str) -> str:
-        likely = [
-            record.name
+    def offering(self, kind: str) -> Mapping[str, str]:
+        """What plugins that are installed and not listed say that they provide: name of the spec, and
+        of the plugin. Says nothing of a plugin that the user meant and misspelt."""
+        meant = {record.meant for record in self.records}
+        return {
+            offer.name: record.name
             for record in self.records
-            if record.state is PluginState.FOUND and record.name.split("_")[-1] == name
-        ]
-        if not likely:
+            if record.state is PluginState.FOUND and record.name not in meant
+            for offer in record.offers
+            if offer.kind == kind
+        }
+
+    def _unlisted_hint(self, kind: str, name: str) -> str:
+        plugin = self.offering(kind).get(name)
+        if plugin is None:
+            # One that does not say what it provides can be guessed by its name.
+            meant = {record.meant for record in self.records}
+            likely = [
+                record.name
+                for record in self.records
+                if record.state is PluginState.FOUND and not record.offers and record.name not in meant
+            ]
+            plugin = next((each for each in likely if each.split("_")[-1] == name), None)
+        return f"{plugin!r} is installed and not listed: add it under plugins" if plugin else ""
+
+    def _unlisted_slip_hint(self, kind: str, name: str) -> str:
+        offered = self.offering(kind)
+        near = closest(name, offered)
+        if near is None:
             return ""
-        return f"{likely[0]!r} is installed and not listed: add it under plugins"
+        return f"did you mean {near!r}? Its plugin {offered[near]!r} is installed and not listed"
 
 
 def _import_string(owned: OwnedSpec, field: str) -> str:
@@ -226,18 +250,18 @@ def _misnamed(owned: OwnedSpec, field: str, found: str) -> KVFerryError:
         f"{owned.label} cannot be built",
         kind=ErrorKind.PLUGIN,
         why=f"its {field} names {found}",
-        remedy="upgrade the plugin, or report it to its author",
+        remedy=UPGRADE,
         retry=Retry.AFTER_CHANGE,
     )
 
 
 def _unfit(owned: OwnedSpec, shape: Shape, why: str) -> KVFerryError:
     contract = shape.protocol
-    wanted = "" if contract is None else f"give it the shape of kvferry.api.{contract.__name__}, or "
+    shape_named = "" if contract is None else mend(f"give it the shape of kvferry.api.{contract.__name__}")
     return KVFerryError(
         f"{owned.label} does not fit the contract",
         kind=ErrorKind.PLUGIN,
         why=why,
-        remedy=f"{wanted}upgrade the plugin, or report it to its author",
+        remedy=shape_named or UPGRADE,
         retry=Retry.AFTER_CHANGE,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -23,15 +22,15 @@ from kvferry.plugins.discovery import (
 )
 from kvferry.plugins.entrymodule import Clocks, forget_modules, import_entry_module
 from kvferry.plugins.gates import CORE_DISTRIBUTION, check_manifest, check_metadata, read_manifest
-from kvferry.plugins.hints import did_you_mean, one_of
+from kvferry.plugins.hints import closest, did_you_mean, one_of
 from kvferry.plugins.hookcalls import HookCalls
 from kvferry.plugins.hookcheck import hook_faults, hook_functions
 from kvferry.plugins.loaded import LoadedPlugins, OwnedSpec
 from kvferry.plugins.records import PluginRecord, PluginRequest, PluginState
 from kvferry.plugins.refusal import Refusal
+from kvferry.plugins.remedies import UPGRADE, mend
 
 BUILTIN_NAME = "core"
-_PIP_NAME = re.compile(r"[a-z0-9]+([-_][a-z0-9]+)*")
 
 
 def load_plugins(
@@ -128,14 +127,15 @@ class _Loading:
 
     def _missing(self, name: str) -> Refusal:
         names = [each.name for each in self._candidates]
-        hints = [did_you_mean(name, names)]
-        if _PIP_NAME.fullmatch(name):
-            hints.append(f"pip install {CORE_DISTRIBUTION}-{name.replace('_', '-')}")
-        return Refusal(
-            PluginState.MISSING,
-            f"no installed distribution brings it; installed: {one_of(names)}",
-            " Otherwise: ".join(hint for hint in hints if hint) or "mend the name, or remove it from plugins",
-        )
+        reason = f"no installed distribution brings it; installed: {one_of(names)}"
+        inside = [each.name for each in self._candidates if _same_distribution(each.distribution, name)]
+        if inside:
+            reason = "this is the name of a distribution, and plugins are listed by their own names"
+            return Refusal(PluginState.MISSING, reason, f"write {' or '.join(inside)}", meant=inside[0])
+        # No name of a distribution is made up here: somebody else may own it.
+        meant = closest(name, names)
+        remedy = did_you_mean(name, names) or "install the distribution that brings it, or correct the name"
+        return Refusal(PluginState.MISSING, reason, remedy, meant=meant or "")
 
     def _judge(self, request: PluginRequest, candidate: Candidate) -> PluginRecord:
         trial = _Trial(request, candidate)
@@ -153,7 +153,7 @@ class _Loading:
                 Refusal(
                     PluginState.FAILED,
                     f"{candidate.label} failed with {passed}",
-                    "upgrade the plugin, or report it to its author",
+                    UPGRADE,
                     error,
                 ),
             )
@@ -174,15 +174,15 @@ class _Loading:
         if faults:
             raise Refusal(
                 PluginState.FAILED,
-                "; ".join(faults),
-                "upgrade the plugin, or report it to its author",
+                "; ".join(fault.what for fault in faults),
+                mend(", ".join(dict.fromkeys(fault.fix for fault in faults))),
             )
         registered = self._hooks.register(candidate.name, hook_functions(entry.module))
         if isinstance(registered, Raised):
             raise Refusal(
                 PluginState.FAILED,
                 f"its hooks cannot be registered: {registered}",
-                "upgrade the plugin, or report it to its author",
+                UPGRADE,
                 registered.error,
             )
         described = describe(self._hooks, candidate.name, manifest.rule_prefix)
@@ -222,6 +222,7 @@ class _Loading:
             state=PluginState.FOUND,
             distributions=tuple(owner.owner for owner in owners),
             module=owners[0].module,
+            offers=tuple(offer for owner in owners for offer in owner.offers),
         )
         if len(owners) > 1:
             return _with_refusal(record, _ambiguous(name, owners))
@@ -242,6 +243,7 @@ class _Trial:
             state=PluginState.FOUND,
             distributions=(candidate.owner,),
             module=candidate.module,
+            offers=candidate.offers,
             listed=True,
             required=request.required,
             origin=request.origin,
@@ -266,6 +268,7 @@ def _with_refusal(record: PluginRecord, refusal: Refusal) -> PluginRecord:
         state=refusal.state,
         reason=refusal.reason,
         remedy=refusal.remedy,
+        meant=refusal.meant,
         error=refusal.error,
     )
 

@@ -84,6 +84,8 @@ class PluginRecord:
 
     ``distributions`` holds every owner, more than one only in a conflict. ``manifest`` is there as
     soon as it could be read, so a plugin that a later gate refused still shows its API range.
+    ``offers`` is what the distribution's metadata says, nothing imported; ``provides`` what the plugin
+    brought. ``meant`` is the installed plugin that the name of a missing one most likely means.
     ``reason`` and ``remedy`` are sentences, empty while nothing is wrong. ``remarks`` are sentences
     about a plugin that works and could do better. ``error`` is the exception behind the reason, where
     there was one.
@@ -95,8 +97,10 @@ class PluginRecord:
     module: str = ""
     manifest: Manifest | None = None
     provides: tuple[Provided, ...] = ()
+    offers: tuple[Provided, ...] = ()
     reason: str = ""
     remedy: str = ""
+    meant: str = ""
     remarks: tuple[str, ...] = ()
     listed: bool = False
     required: bool = False

@@ -14,9 +14,13 @@ class Refusal(Exception):
         reason: str,
         remedy: str,
         error: BaseException | None = None,
+        *,
+        meant: str = "",
     ) -> None:
         super().__init__(reason)
         self.state = state
         self.reason = reason
         self.remedy = remedy
         self.error = error
+        self.meant = meant
+        """The installed plugin that the name of one that is missing most likely means."""

@@ -9,6 +9,8 @@ from typing import Any
 
 from kvferry.api import ErrorKind, KVFerryError, Retry
 from kvferry.compat.guard import Raised, call_foreign
+from kvferry.plugins.hints import closest
+from kvferry.plugins.remedies import mend
 
 _NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 IMPORT_STRING = re.compile(f"(?P<module>{_NAME}):(?P<attribute>{_NAME})")
@@ -63,13 +65,17 @@ def resolve(import_string: str, *, what: str, where: str = "") -> Any:
         raise _error(f"{what} cannot be built", where, reason, remedy) from imported.error
     found = call_foreign(lambda: _attribute(imported.value, attribute))
     if isinstance(found, Raised):
-        raise _error(
-            f"{what} cannot be built",
-            where,
-            f"module {module_name!r} has no attribute {attribute!r} ({found})",
-            "upgrade or reinstall the distribution",
-        ) from found.error
+        why = f"module {module_name!r} has no attribute {attribute!r}"
+        if not isinstance(found.error, AttributeError):
+            why = f"module {module_name!r} does not give its attribute {attribute!r}: {found}"
+        close = closest(attribute, _public(imported.value))
+        meant = f"write '{module_name}:{close}', if that is meant" if close else f"mend {import_string!r}"
+        raise _error(f"{what} cannot be built", where, why, mend(meant)) from found.error
     return found.value
+
+
+def _public(module: ModuleType) -> list[str]:
+    return [name for name in vars(module) if not name.startswith("_")]
 
 
 def _attribute(module: ModuleType, path: str) -> Any:

@@ -11,7 +11,7 @@ from importlib.metadata import Distribution
 from pathlib import Path
 from textwrap import dedent
 
-from kvferry.api import ENTRY_POINT_GROUP
+from kvferry.api import ENTRY_POINT_GROUP, OFFER_GROUP
 
 
 def fake_distribution(
@@ -23,12 +23,14 @@ def fake_distribution(
     requires: Sequence[str] = (),
     version: str = "1.0",
     group: str = ENTRY_POINT_GROUP,
+    offers: Mapping[str, str] | None = None,
 ) -> Path:
     """Write modules and a proper ``.dist-info`` into ``folder``; returns the ``.dist-info``.
 
     ``entry_points`` maps plugin names to modules, ``source`` file names to their text (indentation
-    is removed), ``requires`` are ``Requires-Dist`` lines. The folder's name is written with
-    underscores: with hyphens, ``importlib.metadata`` takes several such folders for one.
+    is removed), ``requires`` are ``Requires-Dist`` lines, ``offers`` maps ``kind.name`` to plugin
+    names. The folder's name is written with underscores: with hyphens, ``importlib.metadata`` takes
+    several such folders for one.
     """
     for file_name, text in source.items():
         path = folder / file_name
@@ -40,6 +42,8 @@ def fake_distribution(
     metadata += [f"Requires-Dist: {line}" for line in requires]
     (info / "METADATA").write_text("\n".join(metadata) + "\n", encoding="utf-8")
     points = [f"[{group}]", *(f"{key} = {value}" for key, value in entry_points.items())]
+    if offers:
+        points += [f"[{OFFER_GROUP}]", *(f"{key} = {value}" for key, value in offers.items())]
     (info / "entry_points.txt").write_text("\n".join(points) + "\n", encoding="utf-8")
     return info
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,6 +55,28 @@ def header_of(key: ChunkKey, size: int, number: int = 0, **facts: Any) -> ChunkH
         ),
         **facts,
     )
+
+
+def told(*results: ItemResult[Any]) -> str:
+    """Results in words; of a failure all that its error says, and where in the backend it was raised."""
+    if len(results) > 1:
+        failed = [result for result in results if result.error is not None]
+        statuses = ", ".join(str(result.status) for result in results)
+        return "\n".join([statuses, *({told(each): None for each in failed})])
+    (result,) = results
+    error = result.error
+    if error is None:
+        return str(result.status)
+    lines = [f"{result.status}: {error}"]
+    raised = error.__cause__ or (error if error.__traceback__ else None)
+    if raised is not None:
+        lines += ["raised by the backend:", *traceback.format_exception(raised)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def expect_status(result: ItemResult[Any], *allowed: Any) -> None:
+    """The status of one result is one of these."""
+    assert result.status in allowed, f"expected {' or '.join(map(str, allowed))}, got {told(result)}"
 
 
 @frozen
@@ -139,7 +162,8 @@ class Driver:
     def store(self, chunks: Sequence[tuple[ChunkHeader, bytes]]) -> None:
         """Write what must be stored."""
         results = self.write(chunks)
-        assert [result.status for result in results] == [WriteStatus.STORED] * len(chunks), results
+        statuses = [result.status for result in results]
+        assert statuses == [WriteStatus.STORED] * len(chunks), told(*results)
 
     def read(self, wanted: Sequence[tuple[ChunkKey, int]], deadline: float | None = None) -> list[Found]:
         ticket, spans = self.submit_read(wanted, deadline)
@@ -156,22 +180,36 @@ class Driver:
         """Read what must be there."""
         found = self.read([(header.key, header.size) for header, _ in chunks])
         for (header, value), each in zip(chunks, found, strict=True):
-            assert each.status is ReadStatus.FOUND, f"{header.size} bytes: {each.result}"
+            assert each.status is ReadStatus.FOUND, f"{header.size} bytes: {told(each.result)}"
             assert each.data == value, f"other bytes than were stored, for {header.size} bytes"
 
     def expect_missing(self, wanted: Sequence[tuple[ChunkKey, int]]) -> None:
-        found = [each.status for each in self.read(wanted)]
-        assert found == [ReadStatus.MISS] * len(wanted)
+        results = [each.result for each in self.read(wanted)]
+        statuses = [result.status for result in results]
+        assert statuses == [ReadStatus.MISS] * len(wanted), told(*results)
 
-    def delete(self, keys: Sequence[ChunkKey], deadline: float | None = None) -> list[DeleteStatus]:
-        ticket = self.submit_delete(keys, deadline)
+    def expect_no_data(self, key: ChunkKey, size: int, about: str = "") -> None:
+        """Read what must be neither data nor a failure."""
+        result = self.read_one(key, size).result
+        right = result.status in (ReadStatus.MISS, ReadStatus.CORRUPT)
+        assert right, f"expected MISS or CORRUPT{about}, got {told(result)}"
+
+    def delete(self, keys: Sequence[ChunkKey]) -> list[DeleteStatus]:
+        """Delete what can be deleted: a failure is none of the answers."""
+        ticket = self.submit_delete(keys)
         self.finish(ticket)
-        return [result.status for result in ticket.results]
+        return self._answers(ticket, DeleteStatus.FAILED)
 
     def probe(self, keys: Sequence[ChunkKey]) -> list[ProbeStatus]:
+        """Ask for what can be told: a failure is none of the answers."""
         ticket = self.submit_probe(keys)
         self.finish(ticket)
-        return [result.status for result in ticket.results]
+        return self._answers(ticket, ProbeStatus.FAILED)
+
+    def _answers(self, ticket: Ticket[Any], failed: Any) -> list[Any]:
+        statuses = [result.status for result in ticket.results]
+        assert failed not in statuses, told(*ticket.results)
+        return statuses
 
     # -- the end ---------------------------------------------------------------------------------
 

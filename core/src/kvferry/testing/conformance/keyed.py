@@ -9,7 +9,8 @@ from kvferry.testing.conformance.keyed_store import StoreLaws
 from kvferry.testing.conformance.keyed_tickets import TicketLaws
 
 
-class BackendConformance(BytesLaws, TicketLaws, StoreLaws, CrashLaws, ModelLaws, kit=True):
+# pytest begins with the last base: laws that say in one call what is wrong come before those that need many.
+class BackendConformance(ModelLaws, CrashLaws, StoreLaws, TicketLaws, BytesLaws, kit=True):
     """For a backend with the shape of :class:`kvferry.api.Backend`.
 
     An author gives ``plugin`` and ``backend``, a fixture ``options`` where the defaults will not do,

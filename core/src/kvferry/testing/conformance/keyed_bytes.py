@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from kvferry.api import BackendSpec, ChunkKey, DeleteStatus, ErrorKind, ReadStatus, WriteStatus
 from kvferry.testing.conformance.base import needs
-from kvferry.testing.conformance.driver import Driver, digest, header_of, in_threads, value_of
+from kvferry.testing.conformance.driver import (
+    Driver,
+    digest,
+    expect_status,
+    header_of,
+    in_threads,
+    told,
+    value_of,
+)
 from kvferry.testing.conformance.keyed_subject import KeyedSubject, Workbench
 
 SIZES = (1, 2, 7, 511, 4095, 4096, 4097, 65_537)
@@ -48,10 +56,16 @@ class BytesLaws(KeyedSubject, kit=True):
         kept = bench.chunks(2, 300)
         driver.store(kept)
         wanted = [(kept[0][0].key, 300), (bench.key("nobody"), 300), (kept[1][0].key, 300)]
-        found = [each.status for each in driver.read(wanted)]
-        assert found == [ReadStatus.FOUND, ReadStatus.MISS, ReadStatus.FOUND]
-        written = [each.status for each in driver.write([kept[1], bench.chunk(7, 50), kept[0]])]
-        assert written == [WriteStatus.EXISTS, WriteStatus.STORED, WriteStatus.EXISTS]
+        for found, read in zip(
+            driver.read(wanted), (ReadStatus.FOUND, ReadStatus.MISS, ReadStatus.FOUND), strict=True
+        ):
+            expect_status(found.result, read)
+        for result, write in zip(
+            driver.write([kept[1], bench.chunk(7, 50), kept[0]]),
+            (WriteStatus.EXISTS, WriteStatus.STORED, WriteStatus.EXISTS),
+            strict=True,
+        ):
+            expect_status(result, write)
         gone = driver.delete([bench.key("nobody"), kept[0][0].key])
         assert gone == [DeleteStatus.ABSENT, DeleteStatus.DELETED]
 
@@ -83,9 +97,12 @@ class BytesLaws(KeyedSubject, kit=True):
         driver.store([fits])
         driver.expect([fits])
         (result,) = driver.write([above])
-        assert result.status is WriteStatus.FAILED
+        assert result.status is WriteStatus.FAILED, (
+            f"a value of {limit + 1} bytes is {told(result)}; the spec says max_value_bytes={limit}, which "
+            "the backend finds in its context and has to refuse"
+        )
         assert result.error is not None
-        assert result.error.kind is ErrorKind.CAPACITY
+        assert result.error.kind is ErrorKind.CAPACITY, told(result)
         driver.expect_missing([(above[0].key, above[0].size)])
 
     def test_a_key_that_exists_is_left_as_it_is(self, bench: Workbench, driver: Driver) -> None:
@@ -94,7 +111,7 @@ class BytesLaws(KeyedSubject, kit=True):
         driver.store([first])
         for size in (5000, 10, 9000):
             (result,) = driver.write([bench.chunk(0, size, edition=1)])
-            assert result.status is WriteStatus.EXISTS
+            expect_status(result, WriteStatus.EXISTS)
             driver.expect([first])
 
     def test_of_several_writers_of_a_key_one_wins(self, bench: Workbench, driver: Driver) -> None:
@@ -106,7 +123,7 @@ class BytesLaws(KeyedSubject, kit=True):
             for edition, (ticket, spans) in enumerate(under_way):
                 driver.finish(ticket, spans)
                 statuses = [result.status for result in ticket.results]
-                assert set(statuses) <= {WriteStatus.STORED, WriteStatus.EXISTS}
+                assert set(statuses) <= {WriteStatus.STORED, WriteStatus.EXISTS}, told(*ticket.results)
                 winners += [edition] * statuses.count(WriteStatus.STORED)
             assert len(winners) == 1, f"{len(winners)} of {2 * len(editions)} writers were told STORED"
             driver.expect([editions[winners[0]]])
@@ -169,11 +186,12 @@ class BytesLaws(KeyedSubject, kit=True):
         assert driver.memory.trespasses() == []
 
     def test_a_span_of_another_length_is_not_found(self, bench: Workbench, driver: Driver) -> None:
-        """A value is read whole or not at all, and a wrong span does it no harm."""
+        """A value is read whole or not at all: a span of another length is ``MISS`` or ``CORRUPT``, and
+        does the value no harm."""
         chunk = bench.chunk(0, 4000)
         driver.store([chunk])
         for size in (3999, 4001, 1, 40_000):
-            assert driver.read_one(chunk[0].key, size).status is not ReadStatus.FOUND, f"{size} bytes"
+            driver.expect_no_data(chunk[0].key, size, f" for a span of {size} bytes and a value of 4000")
             driver.expect([chunk])
 
     def test_memory_is_left_alone_once_a_ticket_ended(self, bench: Workbench, driver: Driver) -> None:

@@ -7,10 +7,12 @@ import os
 import select
 import signal
 import time
+import traceback
 import warnings
 
 from kvferry.api import ReadStatus, WriteStatus
 from kvferry.testing.conformance.base import needs
+from kvferry.testing.conformance.driver import expect_status, told
 from kvferry.testing.conformance.keyed_subject import KeyedSubject, Workbench
 
 _CHUNKS = 400
@@ -32,7 +34,7 @@ class CrashLaws(KeyedSubject, kit=True):
             again.expect(chunks[:acknowledged])
             rest = again.read([(header.key, _SIZE) for header, _ in chunks[acknowledged:]])
             for (_, value), found in zip(chunks[acknowledged:], rest, strict=True):
-                assert found.status in (ReadStatus.FOUND, ReadStatus.MISS), found.result
+                expect_status(found.result, ReadStatus.FOUND, ReadStatus.MISS)
                 assert found.data in (None, value)
             headers = {header.key: header for header, _ in chunks}
             mine = [each for each in again.recovered if each.key in headers]
@@ -53,24 +55,24 @@ class CrashLaws(KeyedSubject, kit=True):
             os.close(reader)
             self._child(bench, writer, first)
         os.close(writer)
-        told = 0
+        acknowledged = 0
         deadline = time.monotonic() + self.patience
         try:
-            while told < enough:
+            while acknowledged < enough:
                 ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
-                assert ready, f"the child acknowledged {told} chunks and went silent"
+                assert ready, f"the child acknowledged {acknowledged} chunks and went silent"
                 data = os.read(reader, 1)
-                assert data == b".", "the child failed to store a chunk"
-                told += 1
+                assert data == b".", f"the child failed to store a chunk: {_rest(reader)}"
+                acknowledged += 1
             os.kill(child, signal.SIGKILL)
-            while data := os.read(reader, 4096):  # acknowledged meanwhile
-                told += data.count(b".")
+            meanwhile, _, _ = _rest(reader).partition("!")
+            acknowledged += len(meanwhile)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             os.close(reader)
-        return told
+        return acknowledged
 
     def _child(self, bench: Workbench, writer: int, first: int) -> None:
         """Never returns: the child must not run anything that belongs to the parent's test."""
@@ -80,10 +82,18 @@ class CrashLaws(KeyedSubject, kit=True):
             for chunk in bench.chunks(_CHUNKS, _SIZE, first):
                 (result,) = driver.write([chunk])
                 if result.status is not WriteStatus.STORED:
-                    os.write(writer, b"!")
-                    break
+                    os.write(writer, b"!" + told(result).encode(errors="replace"))
+                    return
                 os.write(writer, b".")
             signal.pause()
             code = 0
+        except BaseException:  # noqa: BLE001 - told to the parent
+            os.write(writer, b"!" + traceback.format_exc().encode(errors="replace"))
         finally:
             os._exit(code)
+
+
+def _rest(reader: int) -> str:
+    """What the child says until its end."""
+    with open(reader, "rb", closefd=False) as text:
+        return text.read().decode(errors="replace")

@@ -13,7 +13,7 @@ from kvferry.api import (
     ReadStatus,
     WriteStatus,
 )
-from kvferry.testing.conformance.driver import Driver
+from kvferry.testing.conformance.driver import Driver, told
 from kvferry.testing.conformance.keyed_subject import KeyedSubject, Workbench
 from kvferry.testing.leaks import LeakGuard
 
@@ -39,7 +39,7 @@ class TicketLaws(KeyedSubject, kit=True):
         writes = [driver.submit_write([chunk]) for chunk in chunks]
         for ticket, spans in writes:
             driver.finish(ticket, spans)
-            assert [result.status for result in ticket.results] == [WriteStatus.STORED]
+            assert [result.status for result in ticket.results] == [WriteStatus.STORED], told(*ticket.results)
         reads = [driver.submit_read([(header.key, header.size)]) for header, _ in chunks]
         for (reading, spans), (_, value) in zip(reads, chunks, strict=True):
             driver.finish(reading, spans)
@@ -86,9 +86,9 @@ class TicketLaws(KeyedSubject, kit=True):
             if found.status is ReadStatus.FOUND:
                 assert found.data == value
             else:
-                assert found.result.error is not None
-                assert found.result.error.kind is ErrorKind.TIMEOUT
-        driver.delete([kept[0][0].key], deadline=late)
+                assert found.result.error is not None, told(found.result)
+                assert found.result.error.kind is ErrorKind.TIMEOUT, told(found.result)
+        driver.finish(driver.submit_delete([kept[0][0].key], deadline=late))
         driver.expect([kept[1]])
 
     def test_closing_ends_every_ticket(self, bench: Workbench, driver: Driver) -> None:
@@ -97,21 +97,21 @@ class TicketLaws(KeyedSubject, kit=True):
         batches = [bench.chunks(10, 900, first=10 * number) for number in range(12)]
         under_way = [driver.submit_write(batch) for batch in batches]
         driver.close()
-        told: list[tuple[ItemResult[WriteStatus], ...]] = []
+        ends: list[tuple[ItemResult[WriteStatus], ...]] = []
         for ticket, spans in under_way:
             assert ticket.done, "close returned and left a ticket open"
             driver.finish(ticket, spans, scribble=True)
-            told.append(ticket.results)
-        for result in (result for results in told for result in results):
+            ends.append(ticket.results)
+        for result in (result for results in ends for result in results):
             if result.status is not WriteStatus.STORED:
-                assert result.error is not None
-                assert result.error.kind is ErrorKind.CLOSED
+                assert result.error is not None, told(result)
+                assert result.error.kind is ErrorKind.CLOSED, told(result)
         if "persistent" in bench.claims:
             again = bench.open()
-            for batch, results in zip(batches, told, strict=True):
+            for batch, results in zip(batches, ends, strict=True):
                 self._agree(again, batch, results, ErrorKind.CLOSED)
         assert driver.trespasses() == []
-        assert [ticket.results for ticket, _ in under_way] == told
+        assert [ticket.results for ticket, _ in under_way] == ends
 
     def test_closing_twice_is_the_same_as_once(self, driver: Driver) -> None:
         """``close`` is idempotent."""
@@ -166,6 +166,6 @@ class TicketLaws(KeyedSubject, kit=True):
             if result.status is WriteStatus.STORED:
                 driver.expect([(header, value)])
             else:
-                assert result.status is WriteStatus.FAILED
-                assert result.error.kind is kind
+                assert result.status is WriteStatus.FAILED, told(result)
+                assert result.error.kind is kind, told(result)
                 driver.expect_missing([(header.key, header.size)])

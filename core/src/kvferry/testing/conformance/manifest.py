@@ -10,6 +10,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from kvferry.api import API_VERSION, ENTRY_POINT_GROUP, HostEnvironment, Manifest
+from kvferry.config.optioncheck import options_faults
 from kvferry.plugins import LoadedPlugins
 from kvferry.testing.conformance.base import Conformance
 from kvferry.testing.conformance.subject import load_plugin, specs_of
@@ -85,6 +86,24 @@ class ManifestConformance(Conformance, kit=True):
             if hasattr(owned.spec, "factory"):
                 assert callable(plugins.factory(owned.kind, owned.spec.name))
             plugins.options_class(owned.kind, owned.spec.name)
+
+    def test_a_configuration_can_hold_every_option(self, plugins: LoadedPlugins) -> None:
+        """Every field of an options class has a type that a configuration can hold, and a name that is
+        not core's."""
+        faults = []
+        for owned in specs_of(plugins, self.plugin):
+            options = plugins.options_class(owned.kind, owned.spec.name)
+            if options is not None:
+                found = options_faults(options, type(owned.spec))
+                faults += [f"{owned.label}: {fault.what}\n  fix  {fault.remedy}" for fault in found]
+        assert not faults, "\n".join(faults)
+
+    def test_what_the_metadata_offers_is_what_it_provides(self, plugins: LoadedPlugins) -> None:
+        """Entry points ``kind.name = plugin`` of the group ``kvferry.offers``, from which a configuration
+        learns that it has to list this plugin, name all that it provides, or none is there at all."""
+        (row,) = [record for record in plugins.records if record.listed and record.name == self.plugin]
+        offered, provided = set(map(str, row.offers)), set(map(str, row.provides))
+        assert offered in (set(), provided), f"offered: {sorted(offered)}, provided: {sorted(provided)}"
 
     def test_facts_can_be_asked_of_any_machine(self, plugins: LoadedPlugins, tmp_path: object) -> None:
         """Probing a machine that has none of the usual files finds less, and raises nothing."""

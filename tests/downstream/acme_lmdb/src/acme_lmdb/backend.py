@@ -29,8 +29,6 @@ ROOM_FOR_PAGES = 64 << 20  # the map is larger than what we count, because LMDB'
 class LmdbBackend(ThreadedBackend):
     """One environment per rank and shard; one record per chunk, under the chunk's key."""
 
-    max_value_bytes = 1 << 20
-
     def __init__(self, options: LmdbOptions, capacity: int) -> None:
         super().__init__()
         self._options = options
