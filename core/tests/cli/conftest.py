@@ -112,6 +112,8 @@ class CommandLine:
         self.root = root
         self.site = root / "site"
         self.environment: dict[str, str] = {}
+        self.piped = b""
+        self.columns: int | None = None
         self._capsys = capsys
         self.machine("proc/meminfo", "MemTotal: 33554432 kB\n")
         self.machine("sys/kernel/mm/transparent_hugepage/shmem_enabled", "[advise] never\n")
@@ -137,6 +139,7 @@ class CommandLine:
 
     def write(self, text: str = CONFIG, name: str = "c.yaml") -> str:
         path = self.root / name
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         return str(path)
 
@@ -144,6 +147,8 @@ class CommandLine:
         return Host(
             environment=self.environment,
             root=str(self.root / "machine"),
+            columns=self.columns,
+            read_input=lambda: self.piped,
             distributions=lambda: distributions_in(self.site),
         )
 

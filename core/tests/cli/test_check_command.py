@@ -37,7 +37,7 @@ def test_an_error(shell: CommandLine) -> None:
 error[CORE042] one worker alone with 40 GiB needs more than the 32 GiB of memory that the machine has
   when     not (engine.workers is known)
   require  sum of tiers.*.capacity in memory <= host.memory_bytes
-  fact     tiers.cpu.capacity = 42949672960 (40 GiB)  <- c.yaml:3:30
+  fact     tiers.cpu.capacity = 40GiB  <- c.yaml:3:30
   fact     host.memory_bytes = 34359738368 (32 GiB)  <- probe /proc/meminfo
   fix      lower the capacity, or check the file on the machine that it is meant for
   source   design  (core, kvferry {__version__}, since 0.1)
@@ -116,10 +116,31 @@ def test_a_missing_plugin(shell: CommandLine) -> None:
     ran = shell.run("check", shell.write(CONFIG.replace("backend_tape", "backend_tap")))
     assert ran.code == 4
     assert "error[plugin] c.yaml:1:11: plugin 'backend_tap' is not installed\n" in ran.out
-    assert "did you mean 'backend_tape'? Otherwise: pip install kvferry-backend-tap\n" in ran.out
+    assert "did you mean 'backend_tape'?\n" in ran.out
     # The tier that wants it is told as well, and leads back to the cause.
     assert "there is no backend 'tape'" in ran.out
-    assert "mend the plugins that are not usable first" in ran.out
+    assert "  fix      mend the plugins that are not usable first\n" in ran.out
+
+
+@pytest.mark.parametrize("plugins", ["[{name: backend_tape, on_error: ignore}]", "backend_tape"])
+def test_what_plugins_that_cannot_be_read_might_bring_is_not_missed(shell: CommandLine, plugins: str) -> None:
+    text = CONFIG.replace("[backend_tape]", plugins) + "connector: {load: sync}\n"
+    ran = shell.run("check", shell.write(text))
+    assert ran.code == 2
+    assert ran.out.count("error[") == 1
+    assert "error[config] c.yaml:1:" in ran.out
+
+
+def test_a_runtime_folder_that_is_none_is_refused(shell: CommandLine) -> None:
+    ran = shell.run("check", shell.write(f"{CONFIG}runtime_dir: /taken/kv\n"))
+    assert ran.code == 0, ran.out
+    taken = shell.root / "machine/taken"
+    taken.parent.mkdir(exist_ok=True)
+    taken.touch()
+    ran = shell.run("check", shell.write(f"{CONFIG}runtime_dir: /taken/kv\n"))
+    assert ran.code == 2
+    assert "runtime_dir: it cannot be a folder\n  why      " in ran.out
+    assert "/taken is there already and is none\n" in ran.out
 
 
 def test_faults_of_the_file_and_of_plugins_come_together(shell: CommandLine) -> None:
@@ -161,7 +182,54 @@ def test_the_environment_counts_as_at_an_engines_start(shell: CommandLine) -> No
     shell.environment["KVFERRY__TIERS__CPU__CAPACITY"] = "40GiB"
     ran = shell.run("check", shell.write())
     assert ran.code == 2
-    assert "(40 GiB)  <- env KVFERRY__TIERS__CPU__CAPACITY\n" in ran.out
+    assert "tiers.cpu.capacity = 40GiB  <- env KVFERRY__TIERS__CPU__CAPACITY\n" in ran.out
+    assert "  fix      change or unset KVFERRY__TIERS__CPU__CAPACITY, or else: lower the capacity" in ran.out
+
+
+def test_standard_input_is_a_file_too(shell: CommandLine) -> None:
+    shell.piped = b"plugins: [backend_tape]\ntears: 1\n"
+    ran = shell.run("check", "-")
+    assert ran.code == 2
+    assert "error[config] <stdin>:2:1: tears: unknown key\n" in ran.out
+    twice = shell.run("check", "-", shell.write(), "-")
+    assert twice.out.count("<stdin>:2:1: tears: unknown key\n") == 2
+    shell.piped = b""
+    assert "<stdin>:1:1: the file is empty" in shell.run("check", "-").out
+
+
+def test_words_and_options_come_in_any_order(shell: CommandLine) -> None:
+    a, b = shell.write(name="a.yaml"), shell.write(name="b.yaml")
+    ran = shell.run("check", a, "--strict", b, "--format", "json")
+    assert [file["name"] for file in ran.json["files"]] == ["a.yaml", "b.yaml"]
+    with pytest.raises(SystemExit):
+        shell.run("check", a, "--strikt", b)
+
+
+def test_a_misspelt_waiver_is_told_beside_the_faults_of_the_file(shell: CommandLine) -> None:
+    waivers = "waive: {CORE99: old, CORE041: known, TAPE01: misspelt}\n"
+    ran = shell.run("check", shell.write(CONFIG + "tears: 1\n" + waivers))
+    assert ran.code == 2
+    assert "tears: unknown key" in ran.out
+    assert "warning: the waiver of CORE99 names a rule that no loaded plugin owns\n" in ran.out
+    assert "did you mean 'TAPE001'?" in ran.out
+    assert "waiver of CORE041" not in ran.out
+    assert "c.yaml: 1 configuration fault; 2 waivers of no rule; rules were not applied" in ran.out
+    # What a plugin that cannot be used would own is not known.
+    missing = shell.run("check", shell.write(CONFIG.replace("]", ", nowhere]") + "tears: 1\n" + waivers))
+    assert "waiver of" not in missing.out
+
+
+def test_a_file_with_plugins_and_no_connector_gets_a_note(shell: CommandLine) -> None:
+    ran = shell.run("check", "--strict", shell.write())
+    assert "note[CORE025] no listed plugin connects an engine (listed: backend_tape)" in ran.out
+    assert "CORE025" not in shell.run("check", shell.write("tiers: {}\n")).out
+    # One of the plugins that cannot be used may be the connector.
+    assert "CORE025" not in shell.run("check", shell.write(CONFIG.replace("]", ", nowhere]"))).out
+
+
+def test_several_tiers_are_told_by_their_names(shell: CommandLine) -> None:
+    more = CONFIG + "  cpu2: {use: tape, capacity: 1GiB}\n"
+    assert "several tiers are configured (cpu, cpu2)" in shell.run("check", shell.write(more)).out
 
 
 def test_json_says_the_same(shell: CommandLine) -> None:
@@ -176,7 +244,7 @@ def test_json_says_the_same(shell: CommandLine) -> None:
     (only,) = missing.json["files"]
     assert only["exit_code"] == 4
     assert only["rules"] is None
-    assert only["plugin_faults"][0]["fix"] == "pip install kvferry-nowhere"
+    assert only["plugin_faults"][0]["fix"] == "install the distribution that brings it, or correct the name"
     assert only["config_faults"][0]["where"].endswith("c.yaml:2:1")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -32,8 +33,8 @@ def test_neighbours_are_judged_one_by_one_and_together(shell: CommandLine) -> No
     assert heads[:2] == ["a.yaml", "b.yaml"]
     assert "error[CORE060] a.yaml, b.yaml" in heads
     text = ran.out
-    assert "  fact     instances.a.instance = 'x'  <- a.yaml:4:11\n" in text
-    assert "  fact     instances.b.instance = 'x'  <- b.yaml:4:11\n" in text
+    assert "  fact     instances.a.instance = x  <- a.yaml:4:11\n" in text
+    assert "  fact     instances.b.instance = x  <- b.yaml:4:11\n" in text
     assert "error[CORE066] a.yaml, b.yaml: with one worker each, the instances need 30 GiB, 40 GiB" in text
     assert "  fact     host.memory_bytes = 68719476736 (64 GiB)  <- there.yaml:1:20\n" in text
     assert "not judged: CORE067 a.yaml, b.yaml, because CORE066 is violated" in text
@@ -81,7 +82,7 @@ def test_json_of_several_files_has_a_stable_shape(shell: CommandLine) -> None:
     a, b = shell.write(named("x"), "a.yaml"), shell.write(named("x"), "b.yaml")
     ran = shell.run("check", "--format", "json", "--facts", there, a, b)
     data = ran.json
-    assert set(data) == {"schema", "exit_code", "facts_file", "files", "together"}
+    assert set(data) == {"schema", "exit_code", "facts_file", "ignored_variables", "files", "together"}
     assert (data["schema"], data["exit_code"], ran.code) == (1, 2, 2)
     assert set(data["facts_file"]) == {"name", "faults", "warnings", "not_given"}
     assert data["facts_file"]["warnings"][0]["where"].endswith("there.yaml:5:1")
@@ -89,6 +90,7 @@ def test_json_of_several_files_has_a_stable_shape(shell: CommandLine) -> None:
     for file in data["files"]:
         assert set(file) == {
             *("name", "exit_code", "summary", "config_faults", "plugin_faults", "skipped_plugins", "rules"),
+            "unknown_waivers",
         }
         assert set(file["rules"]) == {"summary", "findings", "waivers"}
     assert set(data["together"]) == {"left_out", "summary", "findings", "waivers"}
@@ -117,6 +119,49 @@ def test_nothing_of_this_host_counts_for_another(shell: CommandLine) -> None:
         fact["origin"] for finding in data["files"][0]["rules"]["findings"] for fact in finding["facts"]
     }
     assert not [origin for origin in origins if origin.startswith("probe")]
+
+
+def test_variables_of_this_shell_do_not_count_for_another_host(shell: CommandLine) -> None:
+    shell.environment["KVFERRY__TIERS__CPU__CAPACITY"] = "70GiB"
+    there, file = shell.write(THERE, "there.yaml"), shell.write()
+    words = ("check", "--facts", there, file)
+    ran = shell.run(*words)
+    assert ran.code == 0
+    assert "note: KVFERRY__TIERS__CPU__CAPACITY is set here and does not count" in ran.out
+    assert "--with-environment" in ran.out
+    told = shell.run(*words, "--format", "json").json
+    assert told["ignored_variables"] == ["KVFERRY__TIERS__CPU__CAPACITY"]
+    counted = shell.run(*words, "--with-environment")
+    assert counted.code == 2
+    assert "tiers.cpu.capacity = 70GiB  <- env KVFERRY__TIERS__CPU__CAPACITY" in counted.out
+    assert "does not count" not in counted.out
+    assert "does not count" not in shell.run("check", file).out
+
+
+def test_what_is_alike_about_all_files_is_told_once_and_notes_come_last(shell: CommandLine) -> None:
+    there = shell.write(THERE.replace("advise", "never"), "there.yaml")
+    a, b = shell.write(named("x"), "a.yaml"), shell.write(named("x"), "b.yaml")
+    ran = shell.run("check", "--facts", there, a, b)
+    heads = [part.split(maxsplit=1)[0] for part in ran.out.split("\n\n")]
+    assert heads.count("note[CORE045]") == 1
+    assert "note[CORE045] a.yaml, b.yaml: the system gives no huge pages" in ran.out
+    assert heads.index("error[CORE060]") < heads.index("note[CORE045]")
+    # Each count still says what was found about its file.
+    assert ran.out.count(" 2 notes, ") == 2
+    alone = shell.run("check", "--facts", there, a)
+    assert "note[CORE045] the system gives no huge pages" in alone.out
+
+
+def test_files_of_one_name_are_told_apart(shell: CommandLine) -> None:
+    there = shell.write(THERE, "there.yaml")
+    a, b = shell.write(named("x"), "one/kv.yaml"), shell.write(named("x"), "two/kv.yaml")
+    ran = shell.run("check", "--facts", there, a, b)
+    assert re.search(r"instances\.\w*one_kv\.instance = x  <- one/kv.yaml", ran.out)
+    assert re.search(r"instances\.\w*two_kv\.instance = x  <- two/kv.yaml", ran.out)
+    shell.write(named("y", "60GiB"), "two/kv.yaml")
+    ran = shell.run("check", "--facts", there, a, b)
+    assert "instances.x.tiers.cpu.capacity = 8GiB" in ran.out
+    assert "instances.y.tiers.cpu.capacity = 60GiB" in ran.out
 
 
 def test_what_the_file_does_not_give_is_unverified_where_it_decides_and_listed(shell: CommandLine) -> None:

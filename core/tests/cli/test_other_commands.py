@@ -45,7 +45,7 @@ def test_plugins_of_a_configuration_with_reason_and_remedy(shell: CommandLine) -
     assert "SystemExit: no card" in lines[4]
     assert lines[5].startswith("  fix  ")
     assert lines[6].split() == ["other", "missing", "-", "-", "-"]
-    assert lines[8] == "  fix  pip install kvferry-other"
+    assert lines[8] == "  fix  install the distribution that brings it, or correct the name"
 
 
 def test_plugins_as_json(shell: CommandLine) -> None:
@@ -74,6 +74,30 @@ def test_config_show_gives_every_value_its_origin(shell: CommandLine) -> None:
     assert rows["tiers.cpu.capacity"] == ["8GiB", "c.yaml:3:30"]
     assert rows["tiers.cpu.reel"] == ["3", "env", "KVFERRY__TIERS__CPU__REEL"]
     assert rows["chunk_tokens"] == ["256", "default"]
+
+
+def test_config_show_takes_the_file_that_the_environment_names(shell: CommandLine) -> None:
+    shell.environment["KVFERRY_CONFIG"] = shell.write()
+    assert "tiers.cpu.capacity" in shell.run("config", "show").out
+    other = shell.write(CONFIG.replace("8GiB", "9GiB"), "other.yaml")
+    assert "9GiB" in shell.run("config", "show", other).out
+
+
+def test_one_long_value_does_not_move_the_others(shell: CommandLine) -> None:
+    ran = shell.run("config", "show", shell.write(CONFIG + f"model_identity: {'m' * 3000}\n"))
+    lines = ran.out.splitlines()
+    assert [len(line) > 200 for line in lines].count(True) == 1
+    assert any(line.endswith(f"{'m' * 3000}  c.yaml:4:17") for line in lines)
+
+
+def test_doctor_lists_what_only_the_engine_or_another_machine_knows(shell: CommandLine) -> None:
+    shell.machine("proc/meminfo", "")
+    ran = shell.run("doctor", "--format", "facts")
+    assert ran.code == 0
+    for path in ("host.memory_bytes", "engine.block_tokens", "engine.device"):
+        assert f"\n# {path}: " in ran.out
+    assert "not listed are: backend_tape.\n" in ran.out
+    assert "not listed are" not in shell.run("doctor", "--format", "facts", "--config", shell.write()).out
 
 
 def test_config_show_as_json_and_with_faults(shell: CommandLine) -> None:
@@ -133,6 +157,8 @@ def test_a_plugins_command_is_not_offered_otherwise(shell: CommandLine) -> None:
     assert ran.code == 2
     assert "kvferry has no command 'rewind'" in ran.err
     assert "--plugin NAME" in ran.err
+    assert "did you mean" not in ran.err
+    assert "did you mean 'check'?" in shell.run("chek").err
 
 
 def test_a_named_plugin_that_is_broken_says_so(shell: CommandLine) -> None:

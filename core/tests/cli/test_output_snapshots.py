@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from attrs import evolve
 
 from kvferry import __version__
 
@@ -21,7 +20,9 @@ FOLDER = Path(__file__).parent / "snapshots"
 UPDATE = "KVFERRY_UPDATE_SNAPSHOTS"
 
 LOUD = """
-    from kvferry.api import Check, Example, Known, Manifest, Rule, Severity, hookimpl
+    from kvferry.api import (
+        Check, ConnectorSpec, Example, Known, Manifest, Rule, Severity, hookimpl,
+    )
 
     MANIFEST = Manifest(name="loud", api=">=1.0,<2", rule_prefix="LOUD")
 
@@ -42,12 +43,23 @@ LOUD = """
         )
 
     @hookimpl
+    def kvferry_connectors():
+        return [ConnectorSpec(name="loud", options="PACKAGE.parts:Options")]
+
+    @hookimpl
     def kvferry_rules():
         return [
             rule(1, Severity.ERROR, 1024),
             rule(2, Severity.WARNING, 512, requires=("LOUD001",)),
             rule(3, Severity.NOTE, 300, requires=(REQUIRED,)),
         ]
+"""
+LOUD_PARTS = """
+    from attrs import frozen
+
+    @frozen
+    class Options:
+        pass
 """
 CONFIG = """\
 plugins: [backend_tape, loud]
@@ -75,7 +87,8 @@ class Desk:
     def loud(self, name: str, required: str) -> None:
         """Install the plugin; its last rule requires this id."""
         plugin = LOUD.replace("REQUIRED", repr(required)).replace('"loud"', repr(name))
-        self.shell.install(f"acme-{name}", name, f"zoo_{name}", plugin)
+        package = f"zoo_{name}"
+        self.shell.install(f"acme-{name}", name, package, plugin.replace("PACKAGE", package), LOUD_PARTS)
 
     def check(self, *texts: str, there: str = THERE) -> Ran:
         self.shell.write(there, "there.yaml")
@@ -138,6 +151,32 @@ def facts_file_with_faults(desk: Desk) -> Ran:
     return desk.check(CONFIG, there="host.memory_bytes: 32\nchunk_tokens: 2\nengine.workers: two\n")
 
 
+def several_files_on_a_machine_with_a_fault(desk: Desk) -> Ran:
+    there = THERE.replace("advise", "never").replace("32GiB", "16GiB").replace("true", "false")
+    return desk.check(tokens(384), tokens(2048), there=there)
+
+
+def variables_that_do_not_count(desk: Desk) -> Ran:
+    desk.shell.environment["KVFERRY__INSTANCE"] = "x"
+    return desk.check(CONFIG, CONFIG)
+
+
+def variables_that_count(desk: Desk) -> Ran:
+    desk.shell.environment["KVFERRY__INSTANCE"] = "x"
+    files = ["a/c.yaml", "b/c.yaml"]
+    for file in files:
+        desk.shell.write(CONFIG, file)
+    return desk.shell.run("check", "--facts", desk.there, "--with-environment", *files)
+
+
+def check_at_80_columns(desk: Desk) -> Ran:
+    desk.shell.columns = 80
+    desk.shell.write("native.available: false\n", "there.yaml")
+    desk.shell.write(tokens(2048) + "tears: 1\n", "a.yaml")
+    desk.shell.write(tokens(2048), "b.yaml")
+    return desk.shell.run("check", "--facts", "there.yaml", "a.yaml", "b.yaml")
+
+
 def plugin_faults(desk: Desk) -> Ran:
     desk.shell.install("acme-bad", "bad", "zoo_bad", "import zoo_missing_library\n")
     desk.shell.install("acme-odd", "odd", "zoo_odd", "1 / 0\n")
@@ -160,8 +199,7 @@ def configuration_faults(desk: Desk) -> Ran:
 
 
 def _on_a_terminal(desk: Desk, columns: int, *words: str) -> Ran:
-    host = evolve(desk.shell.host(), columns=columns)
-    desk.shell.host = lambda: host  # type: ignore[method-assign]
+    desk.shell.columns = columns
     return desk.shell.run(*words, "--plugin", "loud", "--plugin", "backend_tape")
 
 
@@ -183,6 +221,10 @@ CASES: tuple[Callable[[Desk], Ran], ...] = (
     template_over_tiers,
     several_files,
     several_files_one_at_fault,
+    several_files_on_a_machine_with_a_fault,
+    variables_that_do_not_count,
+    variables_that_count,
+    check_at_80_columns,
     facts_file_with_an_unknown_fact,
     facts_file_with_faults,
     plugin_faults,
@@ -195,7 +237,10 @@ CASES: tuple[Callable[[Desk], Ran], ...] = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_the_text_is_the_one_that_was_agreed(shell: CommandLine, case: Callable[[Desk], Ran]) -> None:
+def test_the_text_is_the_one_that_was_agreed(
+    shell: CommandLine, case: Callable[[Desk], Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shell.root)
     ran = case(Desk(shell))
     text = f"exit code {ran.code}\n\n{ran.out}{ran.err}".replace(__version__, "VERSION")
     path = FOLDER / f"{case.__name__}.txt"

@@ -91,7 +91,39 @@ def test_an_unknown_id_ends_with_2_and_the_nearest(shell: CommandLine) -> None:
     assert "did you mean 'CORE024'?" in ran.err
     tape = shell.run("rules", "explain", "TAPE001")
     assert tape.code == 2
-    assert "--plugin NAME" in tape.err
+    assert tape.out == ""
+    assert "  fix  kvferry rules explain TAPE001 --plugin backend_tape\n" in tape.err
+    other = shell.run("rules", "explain", "REEL001")
+    assert "kvferry rules explain REEL001 --plugin backend_tape\n" in other.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("rules", "explain", "--plugin", "backend_tape", "TAPE001"),
+        ("rules", "--plugin", "backend_tape", "explain", "TAPE001"),
+        ("rules", "TAPE001", "--plugin", "backend_tape"),
+        ("rules", "--plugin", "backend_tape", "tape001"),
+    ],
+)
+def test_a_rule_is_explained_however_it_is_asked_for(shell: CommandLine, words: tuple[str, ...]) -> None:
+    ran = shell.run(*words)
+    assert ran.code == 0
+    assert ran.out.startswith("warning[TAPE001] about each of tiers")
+
+
+def test_a_file_with_the_name_of_a_rule_is_a_file(
+    shell: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.write(name="tape001")
+    monkeypatch.chdir(shell.root)
+    assert shell.run("rules", "tape001").out.startswith("ID  ")
+
+
+def test_a_misspelt_explain_is_told_what_was_meant(shell: CommandLine) -> None:
+    ran = shell.run("rules", "explian", "CORE001", "CORE002")
+    assert ran.code == 2
+    assert "kvferry rules explain CORE001 CORE002" in ran.err
 
 
 @pytest.mark.parametrize("words", [["rules", "explain"], ["rules", "a.yaml", "b.yaml"]])
@@ -112,7 +144,8 @@ def test_json_has_the_same_rules_in_a_stable_shape(shell: CommandLine) -> None:
     }
     assert rules["CORE041"]["requires"] == ["CORE040"]
     assert rules["CORE060"]["scope"] == "pair"
-    assert rules["CORE004"]["facts"][-1] == {
+    facts = {fact["path"]: fact for fact in rules["CORE004"]["facts"]}
+    assert facts["engine.chunk_bytes"] == {
         "path": "engine.chunk_bytes",
         "kind": "size",
         "source": "engine",

@@ -79,6 +79,29 @@ def test_with_an_engine_a_missing_fact_is_not_a_pass(path: str, rule_ids: set[st
     assert unverified(facts) == rule_ids
 
 
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"engine.device": "npu"}, {"CORE023"}),
+        ({"engine.group_kinds": ("mamba",)}, {"CORE024"}),
+        ({"engine.chunk_bytes": 9 * GIB}, {"CORE004"}),
+        ({"engine.chunk_bytes": 9 * GIB, "engine.group_kinds": ("mamba",)}, {"CORE024"}),
+    ],
+)
+def test_a_fact_of_the_engine_is_judged_as_soon_as_it_is_known(
+    facts: dict[str, object], expected: set[str]
+) -> None:
+    assert violated(FILE_ALONE | facts) == expected
+    assert unverified(FILE_ALONE | facts) == set()
+
+
+def test_no_number_makes_a_rule_fail_itself() -> None:
+    nothing = {"engine.block_tokens": 0, "engine.chunk_bytes": 0, "engine.workers": 0}
+    report = judge(FILE_ALONE | ENGINE | nothing)
+    assert [finding.broken for finding in report.findings if finding.broken] == []
+    assert "CORE020" in violated(FILE_ALONE | ENGINE | nothing)
+
+
 def test_an_engine_that_cannot_be_cached_is_not_refused_over_sizes() -> None:
     odd = {"engine.block_tokens": 544, "engine.group_kinds": ("full", "mamba")}
     assert violated(FILE_ALONE | ENGINE | odd) == {"CORE024"}
@@ -120,7 +143,7 @@ def test_several_tiers_are_refused_by_name() -> None:
     }
     report = judge(FILE_ALONE | more)
     assert {f.rule.id for f in report.select(Outcome.VIOLATED)} == {"CORE002", "CORE003"}
-    assert "several tiers are configured (cpu, files)" in report.text()
+    assert "several tiers are configured (cpu, far)" in report.text()
 
 
 @given(

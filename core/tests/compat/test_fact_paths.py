@@ -96,3 +96,27 @@ def test_a_reader_sees_paths_without_conditions_and_what_the_conditions_look_at(
     path = "one.tiers.*[capabilities.persistent][path].path"
     assert plain_path(path) == "one.tiers.*.path"
     assert looked_at(path) == ("one.tiers.*.path", "one.tiers.*.capabilities.persistent")
+
+
+@pytest.mark.parametrize(
+    ("path", "bindings", "names"),
+    [
+        ("tiers.*.use", {}, ("cpu", "far")),
+        ("tiers.*[fast].use", {}, ("cpu",)),
+        ("tiers.*.use", {"tiers.*": "tiers.far"}, ("far",)),
+        ("one.tiers.*.use", {"one": "instances.a"}, ("x",)),
+        ("instances.*.tiers.*.use", {}, ("a",)),
+        ("devices.*.name", {}, ()),
+        ("chunk_tokens", {}, ()),
+    ],
+)
+def test_members_are_told_by_name(path: str, bindings: dict[str, str], names: tuple[str, ...]) -> None:
+    values = {
+        "chunk_tokens": 256,
+        "tiers.cpu.use": "cpu",
+        "tiers.cpu.fast": True,
+        "tiers.far.use": "cpu",
+        "instances.a.tiers.x.use": "cpu",
+    }
+    facts = {each: Fact(path=each, value=value, origin="test") for each, value in values.items()}
+    assert FactView(facts, bindings).member_names(path) == names

@@ -17,6 +17,7 @@ from kvferry.compat.keys import core_keys
 
 MORE = (
     FactSpec(path="zoo.patience", kind=FactKind.DURATION, meaning="patience", source=FactSource.HOST),
+    FactSpec(path="zoo.count", kind=FactKind.COUNT, meaning="count", source=FactSource.HOST),
     FactSpec(path="zoo.ratio", kind=FactKind.NUMBER, meaning="ratio", source=FactSource.HOST),
     FactSpec(path="zoo.names", kind=FactKind.TEXTS, meaning="names", source=FactSource.HOST),
 )
@@ -65,7 +66,12 @@ def test_json_is_read_too(tmp_path: Path) -> None:
         ("host.memory_bytes: 512gb\n", "1:20", "did you mean 'GB'"),
         ("engine.workers: 2.5\n", "1:17", "expected a whole number"),
         ('engine.workers: "2"\n', "1:17", "expected a whole number"),
-        ("engine.workers: -2\n", "1:1", "must not be negative"),
+        ("engine.workers: -2\n", "1:17", "must be at least 1"),
+        ("engine: {workers: 0}\n", "1:19", "must be at least 1"),
+        ("engine.block_tokens: 0\n", "1:22", "must be at least 1"),
+        ("engine.chunk_bytes: 0B\n", "1:21", "must be at least 1B"),
+        ("zoo.count: -1\n", "1:12", "must not be negative"),
+        ("# host.cpus: 1\n\n", "1:1", "the facts file is empty"),
         ("native.available: yes\n", "1:19", "expected true or false"),
         ("engine.device: null\n", "1:16", "expected text"),
         ("engine.group_kinds: full\n", "1:21", "expected a list"),
@@ -106,6 +112,18 @@ def test_a_file_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
     assert fault.remedy
 
 
+def test_an_empty_file_is_told_what_a_facts_file_holds(tmp_path: Path) -> None:
+    (fault,) = read(tmp_path, "").faults
+    assert "host.memory_bytes: 512GiB" in fault.remedy
+    assert "kvferry doctor --format facts" in fault.remedy
+
+
+def test_a_name_that_has_only_its_section_in_common_is_no_suggestion(tmp_path: Path) -> None:
+    (warning,) = read(tmp_path, "engine.tp: 8\n").warnings
+    assert "did you mean" not in warning.remedy
+    assert "engine.workers" in warning.remedy
+
+
 @pytest.mark.parametrize(
     ("path", "near"),
     [
@@ -141,6 +159,9 @@ def test_what_one_machine_writes_another_reads(
 ) -> None:
     chosen = data.draw(st.lists(st.sampled_from(HOST_SPECS), unique_by=lambda spec: spec.path))
     facts = {spec.path: data.draw(VALUES[spec.kind]) for spec in chosen}
+    for spec in chosen:
+        if spec.at_least is not None:
+            facts[spec.path] = max(facts[spec.path], int(spec.at_least))
     given_facts = {path: Fact(path=path, value=value, origin="probe") for path, value in facts.items()}
     # What is no fact about the host stays where it is.
     given_facts["chunk_tokens"] = Fact(path="chunk_tokens", value=256, origin="default")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvferry.api import Always, Check, Example, Fact, Known, Path, Rule, Severity
 from kvferry.compat import OwnedRule, Waiver, check
+from kvferry.compat.values import size_text
 
 CAPACITY = Fact(path="tiers.cpu.capacity", value=1 << 20, origin="c.yaml:4:20")
 CHUNK = Fact(path="engine.chunk_bytes", value=4 << 20, origin="engine")
@@ -60,6 +63,8 @@ error[ZOO004] could not be verified: tiers.cpu.capacity >= engine.chunk_bytes
   fact     engine.block_tokens = 16  <- engine
   fact     tiers.cpu.capacity = 1048576 (1 MiB)  <- c.yaml:4:20
   missing  engine.chunk_bytes
+  fix      run the check where what is missing is known, or give it in a file: kvferry check --facts \
+FACTS FILE
   source   design  (zoo, acme-zoo 1.0, since 0.1)
 
 1 check: 1 unverified error"""
@@ -124,6 +129,7 @@ warning[ZOO009] could not be verified: it holds
   require  it holds
   fact     engine.block_tokens = 16  <- engine
   broken   the rule itself failed with ValueError: odd
+  fix      report it as a fault of zoo; until then waive ZOO009 with a reason
   source   measured  (zoo, since 0.1)
 
 1 check: 1 unverified warning"""
@@ -161,3 +167,35 @@ def test_strings_are_quoted_in_facts_and_plain_in_sentences() -> None:
     assert "error[ZOO001] mode is slow\n" in shown
     assert "  require  mode == 'fast'\n" in shown
     assert "  fact     mode = 'slow'  <- env KVFERRY__MODE\n" in shown
+
+
+def test_a_value_of_the_configuration_reads_as_it_is_written_there() -> None:
+    quotas = Fact(path="tiers.t.quotas", value={"a": 8 << 30}, origin="c.yaml:4:9", written="{a: 8GiB}")
+    rule = Rule(
+        id="ZOO007",
+        severity=Severity.ERROR,
+        when=Always(),
+        require=Check("nothing", ("tiers.*.quotas",), lambda _: False),
+        message="tiers with quotas: {tiers.*.quotas:names}",
+        fix="f",
+        source="measured",
+        examples=(),
+    )
+    shown = text_of(quotas, rules=(OwnedRule(rule=rule, owner="zoo"),))
+    assert "  fact     tiers.t.quotas = {a: 8GiB}  <- c.yaml:4:9\n" in shown
+    assert shown.startswith("error[ZOO007] tiers with quotas: t\n")
+
+
+def test_what_a_variable_brought_about_is_mended_at_the_variable() -> None:
+    tier = Fact(path="tiers.cpu.capacity", value=1 << 20, origin="env KVFERRY__TIERS__CPU__CAPACITY")
+    shown = text_of(tier, CHUNK, BLOCK)
+    fix = "change or unset KVFERRY__TIERS__CPU__CAPACITY, or else: give it more than 4 MiB"
+    assert f"  fix      {fix}\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (1, "1 byte"), (2, "2 bytes"), (1 << 30, "1 GiB"), (1536, "1.5 KiB")],
+)
+def test_a_size_is_told_in_words(count: int, text: str) -> None:
+    assert size_text(count) == text

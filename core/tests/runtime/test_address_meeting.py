@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvferry.api import ErrorKind, KVFerryError, Retry
+from kvferry.config.fields import MAX_SOCKET_FOLDER_BYTES
 from kvferry.runtime.address import MeetingPlace
 
 OWNER = """
@@ -41,6 +42,13 @@ def test_both_sides_find_one_secret_in_a_private_folder(folder: Path) -> None:
         place.release()
     assert not place.folder.exists()
     place.release()
+
+
+def test_the_longest_folder_that_a_configuration_admits_has_room_for_a_socket() -> None:
+    longest = "/" + "f" * (MAX_SOCKET_FOLDER_BYTES - 1)
+    meeting(Path(longest))
+    with pytest.raises(KVFerryError, match="too long for a socket"):
+        meeting(Path(f"{longest}f"))
 
 
 def test_engines_with_different_ids_do_not_meet(folder: Path) -> None:

@@ -105,6 +105,7 @@ def test_a_next_turn_goes_on_behind_an_answer(open_windows: Any, answer: int, wi
     first = serve(instance, range(2 * CHUNK + 3), new_tokens=answer)
     again = instance.engine.add([*first.tokens, *range(900, 910)])
     instance.engine.run()
+    instance.settle()
     computed = len(first.tokens) - 1
     end = computed // BLOCK * BLOCK
     shape = instance.memories[0].shapes[1]
@@ -149,6 +150,7 @@ def test_a_save_is_hurried_before_another_connector_loads_into_its_blocks(open_w
     assert scheduler.step_plan(()).flush == (request.id,)
     copiers[0].gate.set()
     engine.run()
+    instance.settle()
 
 
 @pytest.mark.parametrize("groups", [(FULL, WINDOW), (WINDOW,), (FULL, FULL, WINDOW, FULL, WINDOW)])

@@ -113,6 +113,8 @@ def test_what_is_wrong_is_told_at_its_place(examined, eviction: str, words: list
         ("{use: isolated_lru, default: unlimited, quotas: {a: 32MiB, b: 32MiB, c: unlimited}}", set()),
         ("{use: isolated_lru, default: unlimited, quotas: {a: 32MiB, b: 33MiB}}", {"EVICT001"}),
         ("{use: isolated_lru, default: unlimited, quotas: {a@b: 32MiB}}", {"EVICT003"}),
+        ("{use: isolated_lru, default: unlimited, quotas: {' a': 32MiB}}", {"EVICT005"}),
+        ("{use: isolated_lru, default: unlimited, quotas: {'${TENANT}': 32MiB}}", {"EVICT005"}),
         ("{use: isolated_lru, default: 0B}", {"EVICT004"}),
         ("{use: isolated_lru, default: 0B, quotas: {a: 0B}}", {"EVICT004"}),
     ],

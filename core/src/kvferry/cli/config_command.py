@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from kvferry.cli.host import Host
+from kvferry.cli.layout import wrapped
 from kvferry.cli.output import add_format, print_json
 from kvferry.cli.sources import sources_of
 from kvferry.compat import ExitCode
@@ -24,7 +25,9 @@ class ConfigCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
         show = actions.add_parser("show", help="every value with its origin", allow_abbrev=False)
-        show.add_argument("file", type=Path, metavar="FILE")
+        show.add_argument(
+            "file", nargs="?", type=Path, metavar="FILE", help="default: the one in KVFERRY_CONFIG, if any"
+        )
         add_format(show)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -35,13 +38,13 @@ class ConfigCommand:
             values = None if reading.config is None else config_data(reading.config)
             print_json({"values": values, "faults": [fault_json(fault) for fault in faults]})
         else:
-            _print_text(reading)
+            _print_text(reading, self._host.columns)
         if reading.plugin_faults:
             return int(ExitCode.BROKEN_PLUGIN)
         return int(ExitCode.ERRORS if reading.config_faults else ExitCode.CLEAN)
 
 
-def _print_text(reading: Reading) -> None:
+def _print_text(reading: Reading, columns: int | None) -> None:
     if reading.config is not None:
         print(config_text(reading.config), end="")
     for label, faults in (
@@ -49,4 +52,4 @@ def _print_text(reading: Reading) -> None:
         ("error[plugin]", reading.plugin_faults),
     ):
         for fault in faults:
-            print(fault_text(label, fault), file=sys.stderr)
+            print(wrapped(fault_text(label, fault), columns), file=sys.stderr)

@@ -19,8 +19,10 @@ Later sources win: the defaults below, the file, environment variables, then `kv
 came out, with the origin of every value.
 
 A `*` in a key stands for a name that you give, such as a tier's, or for each item of a list; in a variable it
-is `<NAME>`. Items of lists have no variables of their own: a variable gives the whole list, as
-`KVFERRY__PLUGINS='[backend_cpu]'` does."""
+is `<NAME>`. A mapping given by a variable is merged with the file's, key by key; a list replaces the file's.
+Items of lists have no variables of their own: a variable gives the whole list, as
+`KVFERRY__PLUGINS='[backend_cpu]'` does. Names with a `-`, such as a cache salt, stand in a variable's value
+and not in its name: `KVFERRY__TIERS__CPU__EVICTION__QUOTAS='{tenant-a: 1GiB}'`."""
 
 _SPELLINGS = (
     (
@@ -33,7 +35,11 @@ _SPELLINGS = (
     ("whole number", "`256`, `0x100`", '`"256"`, `1e3`, `2.0`'),
     ("number", "`0.8`, `1`, `1e-3`", '`"0.8"`, `.nan`, `.inf`'),
     ("true or false", "`true`, `false`", '`yes`, `no`, `on`, `"true"`'),
-    ("text", '`kvferry`, `"kvferry"`', "`no`-like words are text; `256` is a number and needs quotes"),
+    (
+        "text",
+        '`kvferry`, `"kvferry"`',
+        "`no`-like words are text; `256` needs quotes in a file, not in a variable",
+    ),
     ("one of", "one of the words, as given", "other letter case"),
     ("list of", "`[a, b]`, or one `- item` a line", "`a`: write a list of one, `[a]`"),
     ("tier name", "`cpu`, `ssd_2`", "upper case, dots"),

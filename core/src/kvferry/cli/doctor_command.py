@@ -8,12 +8,14 @@ import sys
 from kvferry import __version__
 from kvferry.api import API_VERSION, Fact, Facts
 from kvferry.cli.host import Host
+from kvferry.cli.layout import wrapped
 from kvferry.cli.output import plugin_json, plugins_text, print_json, table
 from kvferry.cli.sources import add_config, environment_of, sources_of
 from kvferry.compat import ExitCode
 from kvferry.compat.facts_file import description_text
 from kvferry.compat.rendering import plain
 from kvferry.compat.values import size_text
+from kvferry.plugins import BUILTIN_NAME
 from kvferry.runtime.catalogue import catalogue_of
 from kvferry.runtime.examination import fault_json, fault_text
 from kvferry.runtime.startup import examine
@@ -48,8 +50,13 @@ class DoctorCommand:
         copies, why = _copies(found.facts)
         if arguments.format == "facts":
             print(description_text(found.facts, catalogue_of([found.plugins])), end="")
+            unlisted = [record.name for record in found.plugins.records if not record.listed]
+            unlisted = [name for name in unlisted if name != BUILTIN_NAME]
+            if unlisted:
+                print(f"\n# Plugins may know more facts, and not listed are: {', '.join(unlisted)}.")
+                print("# 'kvferry doctor --config FILE --format facts' adds those of the plugins in FILE.")
             for fault in (*found.config_faults, *found.plugin_faults):
-                print(fault_text("error", fault), file=sys.stderr)
+                print(wrapped(fault_text("error", fault), self._host.columns), file=sys.stderr)
         elif arguments.format == "json":
             print_json(
                 {
@@ -80,7 +87,7 @@ class DoctorCommand:
             ):
                 for fault in faults:
                     lines += ["", fault_text(label, fault)]
-            print("\n".join(lines))
+            print(wrapped("\n".join(lines), self._host.columns))
         if found.plugin_faults:
             return int(ExitCode.BROKEN_PLUGIN)
         return int(ExitCode.ERRORS if found.config_faults else ExitCode.CLEAN)

@@ -21,12 +21,18 @@ def _columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def _input() -> bytes:
+    return sys.stdin.buffer.read()
+
+
 @frozen(kw_only=True)
 class Host:
-    """Environment variables, the root of the file system to probe, the installed distributions, and
-    the width of the terminal: ``None`` when the output goes to a file or a program."""
+    """Environment variables, the root of the file system to probe, the installed distributions, what
+    stands on standard input, and the width of the terminal: ``None`` when the output goes to a file or
+    a program."""
 
     environment: Mapping[str, str] = field(factory=_environment)
     root: str = "/"
     columns: int | None = field(factory=_columns)
+    read_input: Callable[[], bytes] = _input
     distributions: Callable[[], Iterable[Distribution]] = importlib.metadata.distributions

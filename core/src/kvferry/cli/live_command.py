@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 
 from kvferry.api.units import UNLIMITED, parse_duration, parse_limit
 from kvferry.cli.host import Host
+from kvferry.cli.layout import wrapped
 from kvferry.cli.live_output import cleared_text, instances_text, pins_text, quotas_text, status_text
 from kvferry.cli.output import add_format, print_json
 from kvferry.cli.sources import add_config, sources_of
@@ -31,8 +33,9 @@ from kvferry.data.questions import (
     Status,
 )
 from kvferry.runtime.address import runtime_root
+from kvferry.runtime.examination import fault_text
 from kvferry.runtime.instances import ANSWER_SECONDS, Instance, ask, choose_instance, find_instances
-from kvferry.runtime.startup import read
+from kvferry.runtime.startup import Reading, read
 
 CLEAR_SECONDS = 120.0
 """A clear or a lowered quota is worked off in slices between everything else."""
@@ -107,8 +110,16 @@ class LiveCommand:
         return parser
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """0. Raises :class:`kvferry.api.KVFerryError` when an instance refuses or does not answer."""
-        root = self._root(arguments)
+        """0, or 2 with faults of the configuration: nothing is asked then. Raises
+        :class:`kvferry.api.KVFerryError` when an instance refuses or does not answer."""
+        folder: str | None = arguments.runtime_dir
+        if folder is None:
+            reading = read(sources_of(arguments.config, self._host), distributions=self._host.distributions)
+            if reading.config is None:
+                # Another folder would show, and change, instances that were not meant.
+                return self._refuse(reading)
+            folder = reading.config.runtime_dir
+        root = runtime_root(folder, self._host.environment)
         if arguments.action == "list":
             return _list(root, arguments.format)
         question, expected, seconds = _question(arguments)
@@ -120,14 +131,19 @@ class LiveCommand:
             print(_text(answer))
         return int(ExitCode.CLEAN)
 
-    def _root(self, arguments: argparse.Namespace) -> Path:
-        folder: str | None = arguments.runtime_dir
-        if folder is None:
-            config = read(
-                sources_of(arguments.config, self._host), distributions=self._host.distributions
-            ).config
-            folder = None if config is None else config.runtime_dir
-        return runtime_root(folder, self._host.environment)
+    def _refuse(self, reading: Reading) -> int:
+        for label, faults in (
+            ("error[config]", reading.config_faults),
+            ("error[plugin]", reading.plugin_faults),
+        ):
+            for fault in faults:
+                print(wrapped(fault_text(label, fault), self._host.columns), file=sys.stderr)
+        print(
+            f"{reading.name}: nothing was asked, because the configuration has faults; "
+            "--runtime-dir DIR does without one",
+            file=sys.stderr,
+        )
+        return int(ExitCode.ERRORS)
 
 
 _INSTANCE = "name or id, as 'kvferry live list' shows it (default: the only one)"

@@ -10,6 +10,9 @@ from kvferry import __version__
 from kvferry.api import API_VERSION, Command, ErrorKind, KVFerryError
 from kvferry.cli.builtins import BUILTIN_COMMANDS, builtin_command
 from kvferry.cli.host import Host
+from kvferry.cli.layout import wrapped
+from kvferry.cli.parser import CommandParser
+from kvferry.cli.pipes import quiet_when_closed
 
 USAGE_ERROR = 2
 """Bad arguments, an unreadable configuration or errors of the checker."""
@@ -29,10 +32,14 @@ def main(arguments: Sequence[str] | None = None, host: Host | None = None) -> in
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     host = host or Host()
+    return quiet_when_closed(lambda: _told(words, host))
+
+
+def _told(words: list[str], host: Host) -> int:
     try:
         return _run(words, host)
     except KVFerryError as error:
-        print(error, file=sys.stderr)
+        print(wrapped(str(error), host.columns), file=sys.stderr)
         return BROKEN_PLUGIN if error.kind is ErrorKind.PLUGIN else USAGE_ERROR
 
 
@@ -97,7 +104,9 @@ def _parser(commands: dict[str, str], loaded: dict[str, Command]) -> argparse.Ar
         metavar="NAME",
         help="offer this plugin's commands; may be given several times",
     )
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", required=True)
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", required=True, parser_class=CommandParser
+    )
     for name, summary in commands.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name in loaded:

@@ -3,6 +3,7 @@ imported for it."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 
 from kvferry.api import Command, CommandSpec, ErrorKind, KVFerryError, Retry
@@ -58,11 +59,13 @@ def _listed(host: Host) -> list[PluginRequest]:
 def _unknown(chosen: str, offered: set[str], plugins: LoadedPlugins) -> KVFerryError:
     names = ", ".join([*BUILTIN_COMMANDS, *sorted(offered)])
     broken = ", ".join(record.name for record in plugins.records if record.broken)
+    near = difflib.get_close_matches(chosen, [*BUILTIN_COMMANDS, *offered], 1)
+    hint = f"did you mean {near[0]!r}? Otherwise: " if near else ""
     return KVFerryError(
         f"kvferry has no command {chosen!r}",
         kind=ErrorKind.CONFIG,
         why=f"commands are: {names}" + (f"; plugins that cannot be used: {broken}" if broken else ""),
-        remedy="a plugin's commands are offered with --plugin NAME in front of the command, or when "
+        remedy=f"{hint}a plugin's commands are offered with --plugin NAME in front of the command, or when "
         "the file in KVFERRY_CONFIG lists the plugin",
         retry=Retry.AFTER_CHANGE,
     )

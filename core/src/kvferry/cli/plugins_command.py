@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from kvferry.cli.host import Host
+from kvferry.cli.layout import wrapped
 from kvferry.cli.output import add_format, plugin_json, plugins_text, print_json
 from kvferry.cli.sources import add_config, sources_of
 from kvferry.compat import ExitCode
@@ -32,9 +33,9 @@ class PluginsCommand:
         if arguments.format == "json":
             print_json({"plugins": [plugin_json(record) for record in plugins.records]})
         else:
-            print(plugins_text(plugins.records))
+            print(wrapped(plugins_text(plugins.records), self._host.columns))
         for fault in raw.faults:
-            print(fault_text("error[config]", fault), file=sys.stderr)
+            print(wrapped(fault_text("error[config]", fault), self._host.columns), file=sys.stderr)
         if plugins.faults():
             return int(ExitCode.BROKEN_PLUGIN)
         return int(ExitCode.ERRORS if raw.faults else ExitCode.CLEAN)

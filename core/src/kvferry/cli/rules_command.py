@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from kvferry.api import ErrorKind, KVFerryError, Retry
 from kvferry.cli.host import Host
-from kvferry.cli.layout import bullets, labelled, rows
+from kvferry.cli.layout import bullets, labelled, rows, wrapped
 from kvferry.cli.output import add_format, print_json
+from kvferry.cli.parser import mix_options
 from kvferry.cli.sources import sources_of
 from kvferry.compat import ExitCode, FactCatalogue, OwnedRule
 from kvferry.compat.explanation import (
@@ -23,13 +25,14 @@ from kvferry.compat.explanation import (
     template_text,
 )
 from kvferry.config import read_core
-from kvferry.plugins import LoadedPlugins, PluginRequest, load_plugins
+from kvferry.plugins import LoadedPlugins, PluginRequest, PluginState, load_plugins
 from kvferry.runtime.catalogue import catalogue_of
 from kvferry.runtime.examination import fault_text
 from kvferry.runtime.startup import requests_of
 from kvferry.runtime.together import SCHEMA_VERSION
 
 _EXPLAIN = "explain"
+_ID = re.compile(r"[A-Za-z][A-Za-z0-9]*[0-9]{3,}")
 _EPILOG = """\
   kvferry rules                          core's rules, and those of the plugins in KVFERRY_CONFIG
   kvferry rules c.yaml                   core's rules, and those of the plugins that c.yaml lists
@@ -47,10 +50,11 @@ class RulesCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         parser.epilog = _EPILOG
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        mix_options(parser)
         parser.add_argument(
             "words",
             nargs="*",
-            metavar="FILE | explain ID...",
+            metavar="FILE | [explain] ID...",
             help="a configuration, or the ids of rules to explain",
         )
         # The name in front of the command has the destination 'plugin'.
@@ -68,13 +72,15 @@ class RulesCommand:
         """0, or 2 for an unknown id and faults of the configuration, or 4 with a plugin that cannot be
         used."""
         words: list[str] = arguments.words
+        if words and all(map(_names_a_rule, words)):
+            words = [_EXPLAIN, *words]
         ids = words[1:] if words[:1] == [_EXPLAIN] else []
         file = self._file(words)
         plugins, faults = self._load(arguments.rule_plugins, file)
         catalogue = catalogue_of([plugins])
         chosen = plugins.rules()
         if ids:
-            chosen = tuple(_find(rule_id, chosen) for rule_id in ids)
+            chosen = tuple(_find(rule_id, plugins) for rule_id in ids)
         if arguments.format == "json":
             explained = [explanation_json(explain(owned, catalogue)) for owned in chosen]
             print_json({"schema": SCHEMA_VERSION, "rules": explained})
@@ -84,9 +90,9 @@ class RulesCommand:
         else:
             print("\n".join(rules_table(chosen, self._host.columns)))
         for fault in faults:
-            print(fault_text("error[config]", fault), file=sys.stderr)
+            print(wrapped(fault_text("error[config]", fault), self._host.columns), file=sys.stderr)
         for fault in plugins.faults():
-            print(fault_text("error[plugin]", fault), file=sys.stderr)
+            print(wrapped(fault_text("error[plugin]", fault), self._host.columns), file=sys.stderr)
         if plugins.faults():
             return int(ExitCode.BROKEN_PLUGIN)
         return int(ExitCode.ERRORS if faults else ExitCode.CLEAN)
@@ -99,7 +105,10 @@ class RulesCommand:
                 )
             return None
         if len(words) > 1:
-            raise _usage("'kvferry rules' takes one file", "to explain rules: kvferry rules explain ID")
+            meant = [_EXPLAIN, *words[1:]] if all(map(_names_a_rule, words[1:])) else [_EXPLAIN, "ID"]
+            raise _usage(
+                "'kvferry rules' takes one file", f"to explain rules: kvferry rules {' '.join(meant)}"
+            )
         return Path(words[0]) if words else None
 
     def _load(
@@ -159,20 +168,44 @@ def explanation_text(explanation: Explanation, known: Sequence[OwnedRule], colum
     return lines
 
 
-def _find(rule_id: str, rules: Sequence[OwnedRule]) -> OwnedRule:
-    by_id = {owned.rule.id: owned for owned in rules}
+def _find(rule_id: str, plugins: LoadedPlugins) -> OwnedRule:
+    by_id = {owned.rule.id: owned for owned in plugins.rules()}
     found = by_id.get(rule_id.upper())
     if found is not None:
         return found
     near = difflib.get_close_matches(rule_id.upper(), sorted(by_id), 1)
+    owners = ", ".join(dict.fromkeys(owned.owner for owned in by_id.values()))
+    others = [record.name for record in plugins.records if record.state is PluginState.FOUND]
+    why = f"known are {len(by_id)} rules of {owners}"
+    if others:
+        # Whose it is stands in the plugin itself, and none is imported that was not named.
+        why += f"; installed and not asked: {', '.join(others)}"
     hint = f"did you mean {near[0]!r}? Otherwise: " if near else ""
     raise KVFerryError(
         f"there is no rule {rule_id!r}",
         kind=ErrorKind.CONFIG,
-        why=f"known are {len(by_id)} rules of {', '.join(dict.fromkeys(owned.owner for owned in rules))}",
-        remedy=f"{hint}rules of a plugin are known with --plugin NAME; 'kvferry rules' lists them",
+        why=why,
+        remedy=f"{hint}{_command_with(rule_id.upper(), others)}",
         retry=Retry.AFTER_CHANGE,
     )
+
+
+def _command_with(rule_id: str, others: Sequence[str]) -> str:
+    """The command that knows the rules of those plugins too, first of all of the one whose name has the
+    id's letters in it."""
+    if not others:
+        return (
+            "'kvferry rules' lists all; rules of a plugin are known with --plugin NAME once it is installed"
+        )
+    letters = rule_id.rstrip("0123456789").lower()
+    named = [name for name in others if letters and letters in name] or others
+    options = " ".join(f"--plugin {name}" for name in named)
+    return f"kvferry rules explain {rule_id} {options}"
+
+
+def _names_a_rule(word: str) -> bool:
+    """Whether a word looks like an id, and there is no such file."""
+    return _ID.fullmatch(word) is not None and not Path(word).exists()
 
 
 def _usage(what: str, remedy: str) -> KVFerryError:

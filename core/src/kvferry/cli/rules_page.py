@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvferry.api import FactSource
+from kvferry.api import FactSource, FactSpec
 from kvferry.cli.markdown import block, code, page, table
 from kvferry.compat import FactCatalogue, OwnedRule
 from kvferry.compat.explanation import (
@@ -30,8 +30,9 @@ judges by the same ones. `kvferry rules explain ID` prints what stands here, for
   Rules about two instances call their facts `one.` and `other.`, rules about all of them `instances.*.`; a
   waiver in any of the files that a finding names lifts it.
 - Another machine is judged by a file of its facts: there `kvferry doctor --format facts > there.yaml`, here
-  `kvferry check --facts there.yaml FILE`. Nothing that this machine is or has then counts; variables that
-  begin with `KVFERRY__` still do, as part of the configuration."""
+  `kvferry check --facts there.yaml FILE`. Nothing that this machine is or has then counts, nor do variables
+  that begin with `KVFERRY__`, unless `--with-environment` is given. A rule about the engine is judged as soon
+  as what it asks of the engine is known."""
 
 _GIVEN_BY = {
     FactSource.HOST: "the host",
@@ -106,6 +107,11 @@ def _escaped(text: str) -> str:
     return text.replace("*", "\\*")
 
 
+def _type_text(spec: FactSpec) -> str:
+    """``whole number, at least 1``."""
+    return spec.kind.value if spec.at_least is None else f"{spec.kind.value}, at least {spec.at_least:g}"
+
+
 def _fact_lines(catalogue: FactCatalogue) -> list[str]:
     lines = [
         "## Facts",
@@ -117,7 +123,7 @@ def _fact_lines(catalogue: FactCatalogue) -> list[str]:
     rows = [
         (
             code(entry.spec.path),
-            entry.spec.kind.value,
+            _type_text(entry.spec),
             _GIVEN_BY[entry.spec.source],
             entry.owner,
             entry.spec.meaning,

@@ -41,9 +41,24 @@ class FactCatalogue:
 
     def nearest(self, path: str, sources: Iterable[FactSource]) -> str:
         """The path of these sources that was most likely meant, or empty text."""
+        if len(path) > 100:
+            return ""
+        section, _, name = path.lower().rpartition(".")
+        for near in difflib.get_close_matches(path.lower(), self._paths(sources), 5):
+            # A long section that is right makes names look alike that have nothing in common.
+            its_section, _, its_name = near.rpartition(".")
+            if its_section != section or name in its_name or difflib.get_close_matches(name, [its_name]):
+                return near
+        return ""
+
+    def beside(self, path: str, sources: Iterable[FactSource]) -> list[str]:
+        """The paths of these sources in the section of ``path``, sorted."""
+        section = path.lower().rpartition(".")[0]
+        return sorted(known for known in self._paths(sources) if known.rpartition(".")[0] == section)
+
+    def _paths(self, sources: Iterable[FactSource]) -> list[str]:
         wanted = set(sources)
-        paths = [known for known, entry in self._entries.items() if entry.spec.source in wanted]
-        return next(iter(difflib.get_close_matches(path.lower(), paths, 1)), "") if len(path) <= 100 else ""
+        return [known for known, entry in self._entries.items() if entry.spec.source in wanted]
 
 
 def own_path(path: str) -> str:

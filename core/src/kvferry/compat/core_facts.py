@@ -25,7 +25,7 @@ _ENGINE = (
         "tokens in one block, of several groups the least that is whole blocks of each",
     ),
     ("engine.chunk_bytes", FactKind.SIZE, "bytes of one chunk of chunk_tokens in one worker"),
-    ("engine.workers", FactKind.COUNT, "workers of the engine on this host"),
+    ("engine.workers", FactKind.COUNT, "workers (ranks) of the engine on this host"),
     ("engine.device", FactKind.TEXT, "where the engine keeps its KV cache, such as cpu"),
     ("engine.group_kinds", FactKind.TEXTS, "kind of each KV cache group of the model, such as full"),
 )
@@ -49,10 +49,32 @@ _CLAIMS = (
         "the largest chunk that it takes; not set for any",
     ),
     ("devices.*.name", FactKind.TEXT, "a device that a listed plugin knows"),
+    (
+        "listed.connectors",
+        FactKind.TEXTS,
+        "connectors that listed plugins provide; not known while one of them cannot be used",
+    ),
 )
+_AT_LEAST_ONE = frozenset(
+    (
+        "host.cpus",
+        "host.memory_bytes",
+        "engine.block_tokens",
+        "engine.chunk_bytes",
+        "engine.workers",
+    )
+)
+_SAMPLES = {"engine.block_tokens": "128"}
 
 CORE_FACTS = tuple(
-    FactSpec(path=path, kind=kind, meaning=meaning, source=source)
+    FactSpec(
+        path=path,
+        kind=kind,
+        meaning=meaning,
+        source=source,
+        at_least=1 if path in _AT_LEAST_ONE else None,
+        sample=_SAMPLES.get(path, ""),
+    )
     for source, rows in (
         (FactSource.HOST, _HOST),
         (FactSource.ENGINE, _ENGINE),

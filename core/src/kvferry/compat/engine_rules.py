@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from kvferry.api import Check, Example, Rule, Severity
-from kvferry.compat.tier_rules import (
-    SUPPORTED_GROUP_KINDS,
-    WITH_ENGINE,
-    WITH_SUPPORTED_ENGINE,
-)
+from kvferry.api import Check, Example, Known, Rule, Severity
+from kvferry.compat.tier_rules import SUPPORTED_ENGINE, SUPPORTED_GROUP_KINDS, WITH_ENGINE
 
 HOST_DEVICE = "cpu"
 
@@ -25,11 +21,11 @@ ENGINE_RULES = (
         id="CORE020",
         severity=Severity.ERROR,
         waivable=False,
-        when=WITH_SUPPORTED_ENGINE,
+        when=WITH_ENGINE & SUPPORTED_ENGINE,
         require=Check(
             "chunk_tokens is a multiple of engine.block_tokens",
             ("chunk_tokens", "engine.block_tokens"),
-            lambda chunk, block: chunk > 0 and chunk % block == 0,
+            lambda chunk, block: chunk > 0 and block > 0 and chunk % block == 0,
         ),
         message="chunk_tokens is {chunk_tokens}, which is not a whole number of the engine's "
         "blocks of {engine.block_tokens} tokens",
@@ -45,7 +41,7 @@ ENGINE_RULES = (
     Rule(
         id="CORE023",
         severity=Severity.ERROR,
-        when=WITH_ENGINE,
+        when=Known("engine.device") | WITH_ENGINE,
         require=Check(
             "engine.device is host memory or a listed plugin brings its DeviceSpec",
             ("engine.device", "devices.*.name"),
@@ -56,22 +52,15 @@ ENGINE_RULES = (
         fix="list the plugin for this device under plugins, or run the engine on cpu",
         source="design",
         examples=(
-            Example(facts={"engine.block_tokens": 16, "engine.device": "cpu"}, passes=True),
-            Example(
-                facts={
-                    "engine.block_tokens": 16,
-                    "engine.device": "npu",
-                    "devices.npu.name": "npu",
-                },
-                passes=True,
-            ),
-            Example(facts={"engine.block_tokens": 16, "engine.device": "npu"}, passes=False),
+            Example(facts={"engine.device": "cpu"}, passes=True),
+            Example(facts={"engine.device": "npu", "devices.npu.name": "npu"}, passes=True),
+            Example(facts={"engine.device": "npu"}, passes=False),
         ),
     ),
     Rule(
         id="CORE024",
         severity=Severity.NOTE,
-        when=WITH_ENGINE,
+        when=Known("engine.group_kinds") | WITH_ENGINE,
         require=Check(
             "every one of engine.group_kinds is full, mla or sliding",
             ("engine.group_kinds",),
@@ -82,14 +71,28 @@ ENGINE_RULES = (
         fix="nothing to mend: output is right either way; remove the connector to save its start-up",
         source="design",
         examples=(
-            Example(
-                facts={"engine.block_tokens": 16, "engine.group_kinds": ("full", "sliding")},
-                passes=True,
-            ),
-            Example(
-                facts={"engine.block_tokens": 16, "engine.group_kinds": ("full", "mamba")},
-                passes=False,
-            ),
+            Example(facts={"engine.group_kinds": ("full", "sliding")}, passes=True),
+            Example(facts={"engine.group_kinds": ("full", "mamba")}, passes=False),
+        ),
+    ),
+    Rule(
+        id="CORE025",
+        severity=Severity.NOTE,
+        when=Check("plugins are listed", ("plugins.*.name",), lambda names: len(names) > 0)
+        & Known("listed.connectors"),
+        require=Check(
+            "a listed plugin provides a connector",
+            ("listed.connectors",),
+            lambda connectors: len(connectors) > 0,
+        ),
+        message="no listed plugin connects an engine (listed: {plugins.*.name}), so no rule of a connector "
+        "judges this file",
+        fix="list the connector's plugin too; nothing to mend if the engine's side is not configured here",
+        source="design",
+        examples=(
+            Example(facts={"plugins.0.name": "of_an_engine", "listed.connectors": ("engine",)}, passes=True),
+            Example(facts={"plugins.0.name": "of_a_tier", "listed.connectors": ()}, passes=False),
+            Example(facts={"listed.connectors": ()}, passes=True),
         ),
     ),
 )

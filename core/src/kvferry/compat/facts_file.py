@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from attrs import evolve, field, frozen
 
-from kvferry.api import Fact, FactKind, Facts, FactSource, KVFerryError
+from kvferry.api import Fact, FactKind, Facts, FactSource, FactSpec, KVFerryError
 from kvferry.api.units import ByteSize, Duration, format_duration, format_size
 from kvferry.compat.catalogue import FactCatalogue, OwnedFactSpec
 from kvferry.config.fields import UNIT_KINDS
@@ -19,6 +19,14 @@ from kvferry.config.yaml_text import MAX_BYTES, read_document
 
 DESCRIBABLE = (FactSource.HOST, FactSource.ENGINE)
 """What such a file may say. The rest follows from the configuration and its plugins."""
+
+
+_EMPTY_REMEDY = (
+    "write lines such as 'host.memory_bytes: 512GiB'; 'kvferry doctor --format facts' writes such a file"
+)
+
+
+_UNKNOWN_REMEDY = "correct it, or remove it where it is not known"
 
 
 @frozen(kw_only=True)
@@ -55,6 +63,8 @@ def read_description(path: Path, catalogue: FactCatalogue) -> HostDescription:
 def description_text(facts: Facts, catalogue: FactCatalogue) -> str:
     """A file that :func:`read_description` reads on another machine: what is known of this host, and
     as remarks what only its engine will know."""
+    host = [entry.spec for entry in catalogue.entries if entry.spec.source is FactSource.HOST]
+    unknown = [spec for spec in host if spec.path not in facts]
     known = [
         (path, _written(facts[path].value, entry.spec.kind), entry.spec.meaning)
         for path in sorted(facts)
@@ -64,10 +74,16 @@ def description_text(facts: Facts, catalogue: FactCatalogue) -> str:
     width = max((len(f"{path}: {value}") for path, value, _ in known), default=0)
     lines = ["# What 'kvferry doctor --format facts' found; for 'kvferry check --facts' on another machine."]
     lines += [f"{f'{path}: {value}':<{width}}  # {meaning}" for path, value, meaning in known]
+    if unknown:
+        lines += ["", "# Not found here. What it is there may be added:", *_remarks(unknown)]
     if engine:
-        lines += ["", "# No engine runs here. What it will be like may be added:"]
-        lines += [f"# {spec.path}: {_SAMPLES[spec.kind]}  # {spec.meaning}" for spec in engine]
+        lines += ["", "# No engine runs here. What it will be like may be added:", *_remarks(engine)]
     return "\n".join(lines) + "\n"
+
+
+def _remarks(specs: Iterable[FactSpec]) -> Iterator[str]:
+    for spec in specs:
+        yield f"# {spec.path}: {spec.sample or _SAMPLES[spec.kind]}  # {spec.meaning}"
 
 
 def _written(value: object, kind: FactKind) -> str:
@@ -115,14 +131,18 @@ class _Reading:
             value = self._structurer.structure(node, _ANNOTATIONS[entry.spec.kind])
         except Rejected:
             return
-        if entry.spec.kind is FactKind.COUNT and value < 0:
-            self._fault(node, "must not be negative", "")
+        problem = _out_of_range(value, entry.spec)
+        if problem:
+            self._structurer.record(node, problem, remedy=f"{_UNKNOWN_REMEDY}: {entry.spec.meaning}")
             return
         self.facts[path] = Fact(path=path, value=value, origin=str(node.place))
 
     def _unknown(self, node: Node, path: str) -> None:
         near = self._catalogue.nearest(path, DESCRIBABLE)
+        beside = [] if near else self._catalogue.beside(path, DESCRIBABLE)
         remedy = "remove it, or list the plugin that it is for"
+        if beside:
+            remedy += f"; known are: {', '.join(beside)}"
         self.warnings.append(
             fault(
                 node.key_place,
@@ -160,6 +180,9 @@ def _tree(path: Path) -> tuple[Node | None, list[Fault]]:
         return None, [fault(whole, (), "the facts file is not UTF-8", remedy="save it as UTF-8")]
     if len(raw) > MAX_BYTES:
         return None, [fault(whole, (), f"the facts file is too large: more than {MAX_BYTES // 1024} KiB")]
+    if not _says_something(text):
+        place = Place(Source.FILE, name, 1, 1)
+        return None, [fault(place, (), "the facts file is empty", remedy=_EMPTY_REMEDY)]
     root, faults = read_document(
         text, "the facts file", lambda line, column: Place(Source.FILE, name, line, column)
     )
@@ -168,6 +191,23 @@ def _tree(path: Path) -> tuple[Node | None, list[Fault]]:
         faults.append(fault(root.place, (), "expected a mapping of facts", remedy=remedy))
         root = None
     return root, faults
+
+
+def _says_something(text: str) -> bool:
+    """False for a file of blank lines and remarks."""
+    return any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
+
+
+def _out_of_range(value: Any, spec: FactSpec) -> str:
+    """What is wrong with a value that has the right type, or empty text."""
+    least = spec.at_least
+    if least is None:
+        least = 0 if spec.kind is FactKind.COUNT else None
+    if least is None or value >= least:
+        return ""
+    if least == 0:
+        return "must not be negative"
+    return f"must be at least {_written(int(least) if least == int(least) else least, spec.kind)}"
 
 
 def _no_section(structurer: Structurer, node: Node, cls: type[Any]) -> Any:

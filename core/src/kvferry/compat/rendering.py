@@ -9,6 +9,14 @@ from kvferry.compat.findings import Finding, Outcome
 from kvferry.compat.values import fact_text, placeholders
 from kvferry.compat.views import INSTANCES, PAIR_WORDS, WILDCARD, plain_path, stands_for
 
+_VARIABLE = "env "
+"""How the origin of a value begins that an environment variable gave."""
+
+
+_UNVERIFIED_FIX = (
+    "run the check where what is missing is known, or give it in a file: kvferry check --facts FACTS FILE"
+)
+
 
 def finding_text(finding: Finding) -> str:
     """One finding with its formula, its facts and where they come from."""
@@ -34,11 +42,30 @@ def finding_text(finding: Finding) -> str:
         lines.append(f"  broken   the rule itself failed with {finding.broken}")
     if finding.waiver is not None:
         lines.append(f"  waiver   {finding.waiver.reason}  <- {finding.waiver.origin}")
-    if finding.outcome is Outcome.VIOLATED:
-        lines.append(f"  fix      {finding.fix}")
+    fix = fix_text(finding)
+    lines += [f"  fix      {fix}"] if fix else []
     owner = f"{finding.owner}, {finding.distribution}" if finding.distribution else finding.owner
     lines.append(f"  source   {rule.source}  ({owner}, since {rule.since})")
     return "\n".join(lines)
+
+
+def fix_text(finding: Finding) -> str:
+    """What to do about a finding, whatever it comes from; empty for a rule that holds."""
+    if finding.broken:
+        waive = f"; until then waive {finding.rule.id} with a reason" if finding.rule.waivable else ""
+        return f"report it as a fault of {finding.owner}{waive}"
+    if finding.outcome is Outcome.UNVERIFIED:
+        return _UNVERIFIED_FIX if finding.missing else ""
+    if finding.outcome is not Outcome.VIOLATED:
+        return ""
+    origins = dict.fromkeys(fact.origin for fact in finding.facts if fact.origin.startswith(_VARIABLE))
+    if not origins:
+        return finding.fix
+    shown = ", ".join(origin.removeprefix(_VARIABLE) for origin in origins)
+    if len(finding.instances) > 1:
+        count = "counts" if len(origins) == 1 else "count"
+        return f"unset {shown}, which {count} for every file, or else: {finding.fix}"
+    return f"change or unset {shown}, or else: {finding.fix}"
 
 
 def not_judged_text(findings: Iterable[Finding]) -> str:
@@ -83,7 +110,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "not_judged": finding.not_judged,
         "broken": finding.broken,
         "waiver": None if waiver is None else {"reason": waiver.reason, "origin": waiver.origin},
-        "fix": finding.fix,
+        "fix": fix_text(finding) or finding.fix,
         "source": rule.source,
         "owner": finding.owner,
         "distribution": finding.distribution,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import frozen
@@ -71,14 +72,19 @@ class Report:
             return ExitCode.WARNINGS
         return ExitCode.CLEAN
 
-    def blocks(self) -> list[str]:
-        """One text for everything a reader should see.
+    @property
+    def shown(self) -> tuple[Finding, ...]:
+        """The findings that a reader should see in full."""
+        return tuple(filter(_shown, self.findings))
+
+    def blocks(self, findings: Iterable[Finding] | None = None) -> list[str]:
+        """One text for everything a reader should see; of the findings only those given, if any are.
 
         Rules that hold or do not apply are only counted, and so are notes that could not be
         verified. Rules that were not judged, because a rule that they require is in trouble, have a
         line each behind the findings.
         """
-        shown = [finding_text(finding) for finding in self.findings if _shown(finding)]
+        shown = [finding_text(finding) for finding in (self.shown if findings is None else findings)]
         shown += [text for text in [not_judged_text(self.findings)] if text]
         return shown + [text for text in (waiver.text() for waiver in self.waivers) if text]
 
@@ -86,7 +92,7 @@ class Report:
     def remarkable(self) -> bool:
         """Whether an engine that starts has to log anything: a waiver that lifts nothing is for those
         who ask."""
-        return any(map(_shown, self.findings)) or any(waiver.warns for waiver in self.waivers)
+        return bool(self.shown) or any(waiver.warns for waiver in self.waivers)
 
     def text(self) -> str:
         """All :meth:`blocks`, then one line of counts."""
@@ -107,15 +113,7 @@ class Report:
         return {
             "summary": self.summary(),
             "findings": [finding_json(finding) for finding in self.findings],
-            "waivers": [
-                {
-                    "rule": judged.waiver.rule_id,
-                    "reason": judged.waiver.reason,
-                    "origin": judged.waiver.origin,
-                    "state": judged.state.value,
-                }
-                for judged in self.waivers
-            ],
+            "waivers": [judged.to_json() for judged in self.waivers],
         }
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from kvferry.api import Always, Check, Example, Known, Rule, Severity
 
 WITH_ENGINE = Known("engine.block_tokens")
-"""Rules that need to know the engine say nothing about a file that is checked alone."""
+"""An engine gives this always. Rules about one say nothing about a file that is checked alone, and judge
+as soon as either it or what they ask of it is known: with an engine, a fact that lacks is not a pass."""
 
 SUPPORTED_GROUP_KINDS = ("full", "mla", "sliding")
 
-WITH_SUPPORTED_ENGINE = WITH_ENGINE & Check(
+SUPPORTED_ENGINE = ~Known("engine.group_kinds") | Check(
     "the engine has KV cache groups and all can be restored",
     ("engine.group_kinds",),
     lambda kinds: len(kinds) > 0 and all(kind in SUPPORTED_GROUP_KINDS for kind in kinds),
 )
 """An engine with other groups gets no hits and one message, never a refusal over sizes that nothing
-will use; its block sizes are often odd."""
+will use; its block sizes are often odd. Where nobody knows the groups, they are taken for usual ones."""
 
 TIER_RULES = (
     Rule(
@@ -37,7 +38,7 @@ TIER_RULES = (
         severity=Severity.ERROR,
         when=Always(),
         require=Check("at most one tier is configured", ("tiers.*.use",), lambda uses: len(uses) <= 1),
-        message="several tiers are configured ({tiers.*.use}), and this version drives one",
+        message="several tiers are configured ({tiers.*.use:names}), and this version drives one",
         fix="keep the tier that suits the machine best and remove the others",
         source="design",
         examples=(
@@ -74,7 +75,7 @@ TIER_RULES = (
         id="CORE004",
         severity=Severity.ERROR,
         each="tiers",
-        when=WITH_SUPPORTED_ENGINE,
+        when=(Known("engine.chunk_bytes") | WITH_ENGINE) & SUPPORTED_ENGINE,
         require=Check(
             "tiers.*.capacity >= engine.chunk_bytes",
             ("tiers.*.capacity", "engine.chunk_bytes"),
@@ -87,7 +88,6 @@ TIER_RULES = (
         examples=(
             Example(
                 facts={
-                    "engine.block_tokens": 16,
                     "engine.group_kinds": ("full",),
                     "engine.chunk_bytes": 4 << 20,
                     "tiers.cpu.capacity": 1 << 30,
@@ -96,7 +96,6 @@ TIER_RULES = (
             ),
             Example(
                 facts={
-                    "engine.block_tokens": 16,
                     "engine.group_kinds": ("full",),
                     "engine.chunk_bytes": 4 << 20,
                     "tiers.cpu.capacity": 1 << 20,

@@ -136,6 +136,15 @@ class FactView(Mapping[str, Fact]):
         section = bound.split(f".{WILDCARD}", 1)[0]
         return found or ((section,) if section in self._facts else ())
 
+    def member_names(self, path: str) -> tuple[str, ...]:
+        """The names that the first wildcard of ``path`` stands for, sorted; none for a path without one."""
+        bound = bind(path, self._bindings)
+        collecting = bound if WILDCARD in bound else path
+        if WILDCARD not in collecting:
+            return ()
+        at = collecting.split(f".{WILDCARD}", 1)[0].count(".") + 1
+        return tuple(dict.fromkeys(each.split(".")[at] for each in _flat(expand(bound, self._facts))))
+
     def text(self, formula: object) -> str:
         """A formula as it reads here."""
         return bound_text(str(formula), self._bindings)

@@ -38,6 +38,16 @@ class JudgedWaiver:
         """Whether it counts as a warning; a waiver that lifts nothing is a note."""
         return self.state in (WaiverState.REFUSED, WaiverState.UNKNOWN)
 
+    def to_json(self) -> dict[str, str]:
+        """Plain data."""
+        waiver = self.waiver
+        return {
+            "rule": waiver.rule_id,
+            "reason": waiver.reason,
+            "origin": waiver.origin,
+            "state": self.state.value,
+        }
+
     def text(self) -> str:
         """Empty for a waiver that did its work: that stands with what it lifts."""
         if self.state is WaiverState.USED:
@@ -65,6 +75,12 @@ _TEXTS = {
     ),
     WaiverState.UNKNOWN: ("names a rule that no loaded plugin owns", "remove the waiver"),
 }
+
+
+def unknown_waivers(waivers: Iterable[Waiver], rules: Iterable[OwnedRule]) -> tuple[JudgedWaiver, ...]:
+    """Those whose rule nobody owns, which can be told before anything was judged."""
+    judged = judge_waivers(waivers, rules, ())
+    return tuple(each for each in judged if each.state is WaiverState.UNKNOWN)
 
 
 def judge_waivers(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import frozen
 
 from kvferry.api import Fact, KVFerryError
-from kvferry.compat import ExitCode, Report
+from kvferry.compat import ExitCode, Finding, JudgedWaiver, Report
 from kvferry.config import Config
 from kvferry.plugins import LoadedPlugins
 
@@ -31,6 +31,8 @@ class Examination:
     plugin_faults: tuple[KVFerryError, ...]
     skipped: tuple[KVFerryError, ...]
     report: Report | None
+    waivers: tuple[JudgedWaiver, ...] = ()
+    """Of rules that nobody owns, while there is no report to tell them."""
     not_judged: str = ""
     """Why there is no report although the configuration has no faults."""
 
@@ -50,12 +52,17 @@ class Examination:
 
     def text(self) -> str:
         """Faults, broken plugins and rules in one report that ends with a line of counts."""
+        return "\n\n".join(self.blocks())
+
+    def blocks(self, findings: Iterable[Finding] | None = None) -> list[str]:
+        """The parts of :meth:`text`; of the rules' findings only those given, if any are."""
         blocks = [fault_text("error[config]", fault) for fault in self.config_faults]
         blocks += [fault_text("error[plugin]", fault) for fault in self.plugin_faults]
         blocks += [fault_text("warning[plugin]", fault) for fault in self.skipped]
+        blocks += [waiver.text() for waiver in self.waivers]
         if self.report is not None:
-            blocks += self.report.blocks()
-        return "\n\n".join([*blocks, self.summary()])
+            blocks += self.report.blocks(findings)
+        return [*blocks, self.summary()]
 
     def notices(self) -> str:
         """What a start that goes on should log: :meth:`text`, or nothing when nothing was found."""
@@ -69,6 +76,7 @@ class Examination:
             (len(self.config_faults), "configuration fault", "configuration faults"),
             (len(self.plugin_faults), "broken plugin", "broken plugins"),
             (len(self.skipped), "skipped plugin", "skipped plugins"),
+            (len(self.waivers), "waiver of no rule", "waivers of no rule"),
         ):
             if count:
                 parts.append(f"{count} {one if count == 1 else many}")
@@ -84,6 +92,7 @@ class Examination:
             "config_faults": [fault_json(fault) for fault in self.config_faults],
             "plugin_faults": [fault_json(fault) for fault in self.plugin_faults],
             "skipped_plugins": [fault_json(fault) for fault in self.skipped],
+            "unknown_waivers": [waiver.to_json() for waiver in self.waivers],
             "rules": None if self.report is None else self.report.to_json(),
         }
 

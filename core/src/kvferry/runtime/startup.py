@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import frozen
+from attrs import evolve, frozen
 
 from kvferry.api import (
     AnySpec,
@@ -17,7 +19,8 @@ from kvferry.api import (
     KVFerryErrors,
     Retry,
 )
-from kvferry.compat import Waiver, check
+from kvferry.compat import JudgedWaiver, Waiver, check
+from kvferry.compat.waivers import unknown_waivers
 from kvferry.config import Config, ConfigSources, OnError, OwnKeys, RawConfig, Selection, read_core
 from kvferry.plugins import (
     DistributionSource,
@@ -55,6 +58,8 @@ class Reading:
     config: Config | None
     config_faults: tuple[KVFerryError, ...]
     plugin_faults: tuple[KVFerryError, ...]
+    waivers: tuple[Waiver, ...] = ()
+    """Those that could be read, whatever else is wrong."""
 
 
 @frozen(kw_only=True)
@@ -108,6 +113,10 @@ def read(
             *plugins.faults(),
             *(fault for fault in faults if fault.kind is ErrorKind.PLUGIN),
         ),
+        waivers=tuple(
+            Waiver(rule_id=rule_id, reason=reason, origin=place)
+            for rule_id, reason, place in (raw.waivers if raw.plugins_readable else ())
+        ),
     )
 
 
@@ -125,7 +134,33 @@ def examine(
     about what could not be read would mislead.
     """
     reading = read(sources, connector=connector, distributions=distributions, implementations=True)
+    reading = on_this_host(reading, environment)
     return judge(reading, reading.plugins.facts(environment), engine_facts)
+
+
+def on_this_host(reading: Reading, environment: HostEnvironment) -> Reading:
+    """The same reading, with a fault where ``runtime_dir`` cannot be a folder on this host."""
+    folder = None if reading.config is None else reading.config.runtime_dir
+    if reading.config is None or folder is None:
+        return reading
+    path = Path(environment.root, folder.lstrip("/"))
+    # Unlike a path's own methods these two raise nothing where the user may not look.
+    blocked = next(
+        (each for each in (path, *path.parents) if os.path.exists(each) and not os.path.isdir(each)),
+        None,
+    )
+    if blocked is None:
+        return reading
+    origin = next(leaf.origin for leaf in reading.config.leaves if leaf.path == ("runtime_dir",))
+    fault = KVFerryError(
+        "runtime_dir: it cannot be a folder",
+        kind=ErrorKind.CONFIG,
+        where=origin,
+        why=f"{blocked} is there already and is none",
+        remedy="name a folder that this user may write, or one that is not there yet",
+        retry=Retry.AFTER_CHANGE,
+    )
+    return evolve(reading, config=None, config_faults=(*reading.config_faults, fault))
 
 
 def judge(
@@ -153,8 +188,16 @@ def judge(
         plugin_faults=(*reading.plugin_faults, *probed.required_faults),
         skipped=(*(row.as_error() for row in plugins.skipped()), *probed.skipped_faults),
         report=report,
+        waivers=_unknown_waivers(reading) if report is None else (),
         not_judged="" if config is None else not_judged,
     )
+
+
+def _unknown_waivers(reading: Reading) -> tuple[JudgedWaiver, ...]:
+    """Rules of a plugin that cannot be used are not known, so nothing is said while there is one."""
+    if any(record.broken for record in reading.plugins.records):
+        return ()
+    return unknown_waivers(reading.waivers, reading.plugins.rules())
 
 
 def prepare(
@@ -198,7 +241,10 @@ def _structure(
         if name is None and kind == "connector":
             name = connector or _only_connector(plugins)
             if name is None and selection.keys:
-                return _ownerless(selection, plugins)
+                return _ownerless(raw, selection, plugins)
+        if not raw.plugins_readable and name not in {owned.spec.name for owned in plugins.specs(kind)}:
+            # The entry that brings it may be the one that could not be read, which has a fault already.
+            return OwnKeys.NOT_JUDGED
         return None if name is None else plugins.options_class(kind, name)
 
     try:
@@ -230,14 +276,16 @@ def _implementation_faults(raw: RawConfig, plugins: LoadedPlugins) -> list[KVFer
     return list(faults.values())
 
 
-def _ownerless(selection: Selection, plugins: LoadedPlugins) -> OwnKeys:
+def _ownerless(raw: RawConfig, selection: Selection, plugins: LoadedPlugins) -> OwnKeys:
     """A connector's keys without a connector: nothing to add when its plugin is one of the broken."""
-    if any(record.broken for record in plugins.records):
+    if not raw.plugins_readable or any(record.broken for record in plugins.records):
         return OwnKeys.NOT_JUDGED
+    offered = sorted(set(plugins.offering("connector").values()))
+    what = f"add {' or '.join(map(repr, offered))}" if offered else "list the connector's plugin"
     raise KVFerryError(
         f"these keys belong to a connector, and no listed plugin provides one: {', '.join(selection.keys)}",
         kind=ErrorKind.CONFIG,
-        remedy="list the connector's plugin under plugins, or remove the keys",
+        remedy=f"{what} under plugins, or remove the keys",
         retry=Retry.AFTER_CHANGE,
     )
 
@@ -268,6 +316,11 @@ def _spec_facts(plugins: LoadedPlugins, config: Config) -> dict[str, Fact]:
         path = f"devices.{owned.spec.name}.name"
         origin = f"plugin {owned.plugin.name}"
         facts[path] = Fact(path=path, value=owned.spec.name, origin=origin)
+    if not any(record.broken for record in plugins.records):
+        connectors = tuple(owned.spec.name for owned in plugins.specs("connector"))
+        facts["listed.connectors"] = Fact(
+            path="listed.connectors", value=connectors, origin="the listed plugins"
+        )
     return facts
 
 

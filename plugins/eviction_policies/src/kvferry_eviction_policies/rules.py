@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from kvferry.api import UNLIMITED, Check, Example, Known, Path, Rule, Severity
@@ -17,6 +18,7 @@ _IS_ISOLATED = Path("tiers.*.eviction.use") == "isolated_lru"
 # As vLLM 0.32 checks the cache_salt of a request.
 _LONGEST_SALT = 128
 _NEVER_IN_SALTS = frozenset("@/\\\0")
+_VARIABLE = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)")
 
 
 def _fit(quotas: Mapping[str, int], capacity: int) -> bool:
@@ -29,6 +31,10 @@ def _hold_a_chunk(quotas: Mapping[str, int], default: int, chunk: int) -> bool:
 
 def _can_occur(quotas: Mapping[str, int]) -> bool:
     return all(len(salt) <= _LONGEST_SALT and not _NEVER_IN_SALTS & set(salt) for salt in quotas)
+
+
+def _look_meant(quotas: Mapping[str, int]) -> bool:
+    return all(salt == salt.strip() and not _VARIABLE.search(salt) for salt in quotas)
 
 
 def _keep_something(quotas: Mapping[str, int], default: int) -> bool:
@@ -121,6 +127,26 @@ RULES = (
         examples=(
             Example(facts=_tier({"a": _GIB}, 0), passes=True),
             Example(facts=_tier({}, 0), passes=False),
+        ),
+    ),
+    Rule(
+        id="EVICT005",
+        severity=Severity.WARNING,
+        each="tiers",
+        when=_IS_ISOLATED,
+        require=Check(
+            f"no salt in {_QUOTAS} begins or ends with a blank, or names a variable as in ${{NAME}}",
+            (_QUOTAS,),
+            _look_meant,
+        ),
+        message="a salt with a quota looks mistyped: it begins or ends with a blank, or names a variable, "
+        "and the configuration is read as it stands",
+        fix="write the salts exactly as requests carry them; if they do look so, waive this rule",
+        source="design",
+        examples=(
+            Example(facts=_tier({"tenant-a": _GIB, "tenant b": _GIB, "": _GIB}), passes=True),
+            Example(facts=_tier({" tenant-a": _GIB}), passes=False),
+            Example(facts=_tier({"${TENANT}": _GIB}), passes=False),
         ),
     ),
 )
