@@ -55,6 +55,23 @@ class Host:
             engine.step()
         return {"aborted": len(names) - ended}
 
+    def interrupt(
+        self, prompts: Sequence[Mapping[str, Any]], options: Mapping[str, Any], steps: int
+    ) -> dict[str, Any]:
+        """Give the engine all prompts, let it step ``steps`` times, have it put all requests back and drop
+        its own prefix cache, then serve them to their end."""
+        engine = self._llm.llm_engine
+        began = time.monotonic_ns()
+        names = [f"interrupted-{began}-{index}" for index in range(len(prompts))]
+        for name, prompt in zip(names, prompts, strict=True):
+            engine.add_request(name, dict(prompt), _sampling(options))
+        outputs = {output.request_id: output for _ in range(steps) for output in engine.step()}
+        ended = sum(output.finished for output in outputs.values())
+        self._llm.reset_prefix_cache(reset_running_requests=True)
+        while engine.has_unfinished_requests():
+            outputs.update({output.request_id: output for output in engine.step()})
+        return {"interrupted": len(names) - ended, "answers": [_answer(outputs[name]) for name in names]}
+
     def settle(self) -> dict[str, float]:
         """Step until two short steps in a row show the same counters: all results have come in."""
         deadline = time.monotonic() + SETTLE_SECONDS

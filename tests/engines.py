@@ -241,6 +241,19 @@ class Engine:
         )
         return int(value["aborted"])
 
+    def interrupt(
+        self, prompts: Sequence[Sequence[int]], *, steps: int, max_tokens: int
+    ) -> tuple[int, list[Answer]]:
+        """Begin the prompts, step, have vLLM put its requests back and drop its prefix cache, go on to the
+        end; how many were interrupted, and the answers."""
+        value = self.call(
+            "interrupt",
+            prompts=[_prompt(prompt, None) for prompt in prompts],
+            options=_options(max_tokens, 5, None),
+            steps=steps,
+        )
+        return int(value["interrupted"]), [_answer(answer) for answer in value["answers"]]
+
     def reset(self) -> dict[str, float]:
         """Wait for saves, drop vLLM's own prefix cache, return kvferry's counters."""
         return dict(self.call("reset"))

@@ -29,6 +29,8 @@ class Family(enum.Enum):
     LLAMA = "llama"
     GEMMA3 = "gemma3"
     """Three layers with a sliding window to one with full attention."""
+    MISTRAL = "mistral"
+    """A sliding window in every layer."""
     DEEPSEEK = "deepseek"
     """One latent per token instead of K and V."""
 
@@ -63,8 +65,15 @@ SMALL = ModelShape(hidden=256, layers=4, heads=4, kv_heads=2, intermediate=512, 
 """For tests that ask whether the answer is right, not how soon it comes."""
 
 WINDOWED = evolve(SMALL, family=Family.GEMMA3, window=512)
+ALL_WINDOWED = evolve(SMALL, family=Family.MISTRAL, window=512)
 LATENT = evolve(SMALL, family=Family.DEEPSEEK, kv_heads=4)
-NAMES = {"demo": DEMO, "small": SMALL, "windowed": WINDOWED, "latent": LATENT}
+NAMES = {
+    "demo": DEMO,
+    "small": SMALL,
+    "windowed": WINDOWED,
+    "all-windowed": ALL_WINDOWED,
+    "latent": LATENT,
+}
 
 
 def make_model(folder: Path, shape: ModelShape) -> Path:
@@ -132,6 +141,11 @@ def _build(shape: ModelShape) -> Any:
                 pad_token_id=0,
             )
         )
+    if shape.family is Family.MISTRAL:
+        from transformers import MistralConfig, MistralForCausalLM
+
+        model = MistralForCausalLM
+        return model(MistralConfig(**common, head_dim=shape.head_size, sliding_window=shape.window))
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
     model = DeepseekV2ForCausalLM

@@ -68,6 +68,23 @@ def test_crowd_in_a_tier_that_is_too_small(engine: Engine) -> None:
     assert sum(engine.counters("vllm:num_preemptions").values()) > sum(preempted.values())
 
 
+@pytest.mark.parametrize("steps", [2, 6, 12])
+def test_requests_that_a_reset_puts_back_are_stored_and_answered_right(engine: Engine, steps: int) -> None:
+    """Their blocks go to others at once, those that are being saved included."""
+    prompts = [random_tokens(1000 * steps + index, 1018 - index) for index in range(5)]
+    alone = [engine.serve(prompt, UNUSED, max_tokens=24) for prompt in prompts]
+    interrupted, answers = engine.interrupt(prompts, steps=steps, max_tokens=24)
+    assert interrupted == len(prompts)
+    before = engine.settle()
+    again = engine.generate(prompts, max_tokens=24)
+    for answer, restored, lone in zip(answers, again, alone, strict=True):
+        assert_close(answer, lone, TOLERANCE)
+        assert_close(restored, lone, TOLERANCE)
+    after = engine.settle()
+    assert difference(after, before)["hit_tokens"] > 0
+    assert_at_rest(after)
+
+
 def test_wrong_bytes_would_be_seen(engine: Engine) -> None:
     """The tolerance is far below what another prompt's KV cache does to an answer."""
     end = random_tokens(2, 100)

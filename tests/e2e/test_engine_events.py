@@ -20,6 +20,23 @@ from tests.e2e.conftest import Launch
 
 CHUNK = 256
 
+FIELDS = {
+    "BlockStored": (
+        *("block_hashes", "parent_block_hash", "token_ids", "block_size"),
+        *("lora_id", "medium", "lora_name", "extra_keys"),
+    ),
+    "BlockRemoved": ("block_hashes", "medium"),
+    "AllBlocksCleared": (),
+}
+
+
+def named(event: dict[str, Any] | list[Any]) -> dict[str, Any]:
+    """An event as an object with its kind. vLLM 0.23 sends a list that begins with it."""
+    if isinstance(event, dict):
+        return event
+    kind, *values = event
+    return {"type": kind, **dict(zip(FIELDS[kind], values, strict=False))}
+
 
 class Subscriber:
     """What a router would know: parents and tokens by hash, of one medium."""
@@ -39,9 +56,9 @@ class Subscriber:
             step()
             while self._socket.poll(200):
                 *_, payload = self._socket.recv_multipart()
-                # [timestamp, events, rank], and every event is an object with its kind.
+                # [timestamp, events, rank]
                 for event in msgspec.msgpack.decode(payload)[1]:
-                    self._apply(event)
+                    self._apply(named(event))
 
     def _apply(self, event: dict[str, Any]) -> None:
         if event.get("medium") != self._medium:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 import pickle
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
 
@@ -23,7 +26,14 @@ from kvferry_connector_vllm.connector import (
     KVFerryWorkerMetadata,
 )
 from kvferry_connector_vllm.register import NAME, register
-from kvferry_connector_vllm.stats import COUNTERS, GAUGES, KVFerryPromMetrics, KVFerryStats
+from kvferry_connector_vllm.stats import (
+    COUNTERS,
+    GAUGES,
+    KVFerryPromMetrics,
+    KVFerryStats,
+    Totals,
+)
+from kvferry_connector_vllm.versions import FAILURES_BY_REQUEST
 
 
 def test_registering_again_changes_nothing() -> None:
@@ -41,6 +51,8 @@ def test_every_abstract_method_is_there_and_no_override_has_a_stray_name() -> No
     assert not KVFerryConnector.__abstractmethods__
     public = {name for name in vars(KVFerryConnector) if not name.startswith("_")}
     known = set(dir(KVConnectorBase_V1)) | {"request_finished_all_groups"}
+    if not FAILURES_BY_REQUEST:
+        known |= {"get_transfer_results", "requires_kv_delivery"}
     assert public <= known
 
 
@@ -58,37 +70,95 @@ def test_worker_metadata_of_all_ranks_is_kept() -> None:
     assert first.aggregate(second).failures == {0: 1, 1: 2}
 
 
-def test_statistics_add_up_and_gauges_take_the_latest() -> None:
-    first = KVFerryStats(data={"hit_tokens": 10, "resident_chunks": 1})
-    second = KVFerryStats(data={"hit_tokens": 5, "saved_bytes": 7, "resident_chunks": 3})
-    total = first.aggregate(second)
-    assert total.data == {"hit_tokens": 15, "saved_bytes": 7, "resident_chunks": 3}
+def test_an_interval_shows_what_was_added_by_all_sources_and_the_latest_gauges() -> None:
+    scheduler, worker = Totals("scheduler"), Totals("rank 0")
+    scheduler.report({"hit_tokens": 100, "resident_chunks": 9})  # an earlier interval
+    reports = [
+        scheduler.report({"hit_tokens": 110, "resident_chunks": 1}),
+        worker.report({"saved_bytes": 7}),
+        scheduler.report({"hit_tokens": 115, "resident_chunks": 3}),
+    ]
+    interval = KVFerryStats()
+    for report in reports:
+        interval.aggregate(report)
+    assert interval.reduce() == {"hit_tokens": 15, "saved_bytes": 7, "resident_chunks": 3}
+
+
+def test_ranks_are_added_up() -> None:
+    total = Totals("rank 0").report({"saved_bytes": 3}).aggregate(Totals("rank 1").report({"saved_bytes": 4}))
+    assert total.reduce() == {"saved_bytes": 7}
+
+
+def test_an_interval_without_a_change_is_empty_and_a_changed_gauge_is_a_change() -> None:
+    totals = Totals("scheduler")
     assert KVFerryStats().is_empty()
-    # vLLM drops empty statistics, and after a clear only gauges have changed.
-    assert not KVFerryStats(data={"resident_chunks": 0}).is_empty()
+    assert not totals.report({"hit_tokens": 3, "resident_chunks": 2}).is_empty()
+    assert totals.report({"hit_tokens": 3, "resident_chunks": 2}).is_empty()
+    # After a clear only gauges have changed.
+    assert not totals.report({"hit_tokens": 3, "resident_chunks": 0}).is_empty()
 
 
 def test_statistics_survive_serialisation() -> None:
-    sent = KVFerryStats(data={"hit_tokens": 3})
-    assert KVFerryConnector.build_kv_connector_stats(sent.to_dict()) == sent
+    sent = Totals("scheduler").report({"hit_tokens": 3})
+    payload = msgspec.msgpack.decode(msgspec.msgpack.encode(sent.data))
+    assert KVFerryConnector.build_kv_connector_stats(payload) == sent
 
 
-def test_prometheus_sees_every_name_once_per_engine() -> None:
-    registry = CollectorRegistry()
+def prometheus(registry: CollectorRegistry) -> KVFerryPromMetrics:
+    """What the front end of an instance with two engines builds."""
 
     def kind(metric: type) -> object:
         return lambda **arguments: metric(**arguments, registry=registry)
 
-    metrics = KVFerryPromMetrics(
+    return KVFerryPromMetrics(
         type("Config", (), {"kv_transfer_config": None})(),
         {Counter: kind(Counter), Gauge: kind(Gauge), Histogram: kind(Histogram)},
         ["engine"],
         {0: ["0"], 1: ["1"]},
     )
-    metrics.observe({"hit_tokens": 4, "free_slots": 9}, engine_idx=1)
-    metrics.observe({"hit_tokens": 2, "free_slots": 8}, engine_idx=1)
+
+
+def test_prometheus_sees_every_name_once_per_engine() -> None:
+    registry = CollectorRegistry()
+    metrics = prometheus(registry)
+    first, second = Totals("scheduler"), Totals("scheduler")
+    metrics.observe(first.report({"hit_tokens": 4, "free_slots": 9}).data, engine_idx=1)
+    metrics.observe(first.report({"hit_tokens": 6, "free_slots": 8}).data, engine_idx=1)
+    metrics.observe(second.report({"hit_tokens": 5, "free_slots": 7}).data, engine_idx=0)
     text = generate_latest(registry).decode()
     assert 'kvferry:hit_tokens_total{engine="1"} 6.0' in text
     assert 'kvferry:free_slots{engine="1"} 8.0' in text
-    assert 'kvferry:hit_tokens_total{engine="0"} 0.0' in text
+    assert 'kvferry:hit_tokens_total{engine="0"} 5.0' in text
     assert all(f"kvferry:{name}" in text for name in [*COUNTERS, *GAUGES])
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["scheduler", "rank 0", "rank 1"]), st.integers(0, 9), st.booleans()),
+        min_size=1,
+    )
+)
+def test_lost_reports_are_made_up_for_by_the_next_of_the_same_source(
+    steps: list[tuple[str, int, bool]],
+) -> None:
+    registry = CollectorRegistry()
+    metrics = prometheus(registry)
+    sources = {name: Totals(name) for name, _, _ in steps}
+    totals = dict.fromkeys(sources, 0)
+    for name, more, lost in steps:
+        totals[name] += more
+        report = sources[name].report({"saved_bytes": totals[name]})
+        if not lost:
+            metrics.observe(report.data)
+    for name, source in sources.items():
+        metrics.observe(source.report({"saved_bytes": totals[name]}).data)
+    assert registry.get_sample_value("kvferry:saved_bytes_total", {"engine": "0"}) == sum(totals.values())
+
+
+def test_a_source_that_began_anew_is_counted_from_zero() -> None:
+    registry = CollectorRegistry()
+    metrics = prometheus(registry)
+    metrics.observe(Totals("rank 0").report({"saved_bytes": 50, "loaded_bytes": 1}).data)
+    metrics.observe(Totals("rank 0").report({"saved_bytes": 20, "loaded_bytes": 4}).data)
+    for name, value in {"saved_bytes": 70, "loaded_bytes": 5}.items():
+        assert registry.get_sample_value(f"kvferry:{name}_total", {"engine": "0"}) == value

@@ -11,38 +11,38 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make test installs it")
 pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
 
+from vllm.v1 import kv_cache_interface  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
-    ChunkedLocalAttentionSpec,
-    CrossAttentionSpec,
-    EncoderOnlyAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
-    RSWASpec,
-    SinkFullAttentionSpec,
-    SlidingWindowMLASpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
 
 from kvferry.runtime import GroupShape  # noqa: E402
 from kvferry_connector_vllm.engine import (  # noqa: E402
+    async_loads_because,
     engine_facts,
     geometry,
     group_shapes,
     rank_block_bytes,
-    sync_loads,
     unsupported,
 )
+from tests.vllm_features import FAILURES_BY_REQUEST  # noqa: E402
 
 PLAIN: dict[str, Any] = {"block_size": 16, "num_kv_heads": 2, "head_size": 8, "dtype": torch.bfloat16}
 FULL = FullAttentionSpec(**PLAIN)
 WINDOW = SlidingWindowSpec(**PLAIN, sliding_window=100)
 LATENT = MLAAttentionSpec(**{**PLAIN, "num_kv_heads": 1, "head_size": 40})
 STATE = MambaSpec(block_size=64, shapes=((4, 4),), dtypes=(torch.float32,))
+INTERFACE = "vllm.v1.kv_cache_interface"
+STATES = "tokens_per_state"
+"""How vLLM calls compressed tokens, after it called them compress_ratio."""
+by_request = pytest.mark.vllm_has(*FAILURES_BY_REQUEST)
 
 
 def config(*specs: KVCacheSpec, layers: int = 3) -> KVCacheConfig:
@@ -53,47 +53,84 @@ def config(*specs: KVCacheSpec, layers: int = 3) -> KVCacheConfig:
     return KVCacheConfig(num_blocks=9, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
-def engine(chunked_prefill: bool = True, **parallel: int) -> Any:
-    sizes = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, "local_world_size": 1}
+def engine(chunked_prefill: bool = True, async_scheduling: bool = False, **parallel: int) -> Any:
+    sizes = {
+        "decode_context_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "local_world_size": 1,
+    }
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**{**sizes, **parallel}),
-        scheduler_config=SimpleNamespace(enable_chunked_prefill=chunked_prefill),
+        scheduler_config=SimpleNamespace(
+            enable_chunked_prefill=chunked_prefill, async_scheduling=async_scheduling
+        ),
         device_config=SimpleNamespace(device_type="cpu"),
         kv_transfer_config=SimpleNamespace(kv_role="kv_both", kv_load_failure_policy="recompute"),
         model_config=SimpleNamespace(get_total_num_hidden_layers=lambda: 7, get_total_num_kv_heads=lambda: 4),
     )
 
 
+def newer(name: str) -> Any:
+    return pytest.mark.vllm_has(INTERFACE, name)
+
+
 @pytest.mark.parametrize(
     "specs",
-    [(FULL,), (WINDOW,), (LATENT,), (FULL, WINDOW, WINDOW), (LATENT, WINDOW)],
-    ids=["full", "window", "latent", "hybrid", "latent and window"],
+    [
+        pytest.param((FULL,), id="full"),
+        pytest.param((WINDOW,), id="window", marks=by_request),
+        pytest.param((LATENT,), id="latent"),
+        pytest.param((FULL, WINDOW, WINDOW), id="hybrid", marks=by_request),
+        pytest.param((LATENT, WINDOW), id="latent and window", marks=by_request),
+    ],
 )
 def test_pages_and_windows_are_cached(specs: tuple[KVCacheSpec, ...]) -> None:
     assert unsupported(engine(), config(*specs)) is None
 
 
+@pytest.mark.vllm_lacks(*FAILURES_BY_REQUEST)
 @pytest.mark.parametrize(
-    ("spec", "kind"),
-    [
-        (STATE, "mamba"),
-        (ChunkedLocalAttentionSpec(**PLAIN, attention_chunk_size=64), "chunked_local_attention"),
-        (CrossAttentionSpec(**PLAIN), "cross_attention"),
-        (EncoderOnlyAttentionSpec(**PLAIN), "encoder_only_attention"),
-        (SinkFullAttentionSpec(**PLAIN, sink_len=4), "sink_full_attention"),
-        (SlidingWindowMLASpec(**PLAIN, sliding_window=100), "sliding_window_mla"),
-        (RSWASpec(**PLAIN, rswa_window=64), "full_attention"),
-        (MLAAttentionSpec(**PLAIN, tokens_per_state=4), "mla_attention"),
-        (FullAttentionSpec(**PLAIN, tokens_per_state=Fraction(1, 2)), "full_attention"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+    "specs", [(WINDOW,), (FULL, WINDOW, WINDOW), (FULL, FULL)], ids=["window", "hybrid", "two groups"]
 )
-def test_anything_else_is_not_cached_and_the_reason_names_the_group(spec: KVCacheSpec, kind: str) -> None:
-    reason = unsupported(engine(), config(FULL, spec))
+def test_where_failures_are_told_by_blocks_only_one_plain_group_is_cached(
+    specs: tuple[KVCacheSpec, ...],
+) -> None:
+    reason = unsupported(engine(), config(*specs))
+    assert reason is not None
+    assert "cannot be told that a load" in reason
+    assert "disable_hybrid_kv_cache_manager" in reason
+
+
+@pytest.mark.parametrize(
+    ("spec", "more", "kind"),
+    [
+        ("MambaSpec", None, "mamba"),
+        ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 64}, "chunked_local_attention"),
+        ("CrossAttentionSpec", {}, "cross_attention"),
+        ("EncoderOnlyAttentionSpec", {}, "encoder_only_attention"),
+        ("SinkFullAttentionSpec", {"sink_len": 4}, "sink_full_attention"),
+        ("SlidingWindowMLASpec", {"sliding_window": 100}, "sliding_window_mla"),
+        pytest.param("RSWASpec", {"rswa_window": 64}, "full_attention", marks=newer("RSWASpec")),
+        pytest.param("MLAAttentionSpec", {STATES: 4}, "mla_attention", marks=newer(STATES)),
+        pytest.param(
+            "MLAAttentionSpec",
+            {"compress_ratio": 4},
+            "mla_attention",
+            marks=pytest.mark.vllm_lacks(INTERFACE, STATES),
+        ),
+        pytest.param("FullAttentionSpec", {STATES: Fraction(1, 2)}, "full_attention", marks=newer(STATES)),
+    ],
+)
+def test_anything_else_is_not_cached_and_the_reason_names_the_group(
+    spec: str, more: dict[str, Any] | None, kind: str
+) -> None:
+    made = STATE if more is None else getattr(kv_cache_interface, spec)(**PLAIN, **more)
+    reason = unsupported(engine(), config(FULL, made))
     assert reason is not None
     assert "group 1 (layers.0.of.1 and 2 more)" in reason
     assert kind in reason
-    facts = {fact.path: fact.value for fact in engine_facts(engine(), config(FULL, spec), 256, None)}
+    facts = {fact.path: fact.value for fact in engine_facts(engine(), config(FULL, made), 256, None)}
     assert not any(name in ("full", "mla", "sliding") for name in facts["engine.group_kinds"])
 
 
@@ -112,17 +149,21 @@ def test_latents_that_can_only_be_computed_from_the_start_are_not_cached() -> No
     assert unsupported(engine(chunked_prefill=False), config(FULL)) is None
 
 
+@by_request  # else they are refused for being several
 def test_groups_whose_blocks_vllm_overwrites_before_it_asks_are_not_cached() -> None:
     other = SlidingWindowSpec(**{**PLAIN, "dtype": torch.float32}, sliding_window=100)
     assert "precision" in (unsupported(engine(), config(FULL, other)) or "")
 
 
-def test_shapes_follow_the_block_tables() -> None:
-    wide = SlidingWindowSpec(**{**PLAIN, "block_size": 32}, sliding_window=100, extra_retained_tokens=3)
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param({"extra_retained_tokens": 3}, marks=newer("extra_retained_tokens"))], ids=str
+)
+def test_shapes_follow_the_block_tables(more: dict[str, int]) -> None:
+    wide = SlidingWindowSpec(**{**PLAIN, "block_size": 32}, sliding_window=100, **more)
     assert group_shapes(config(FULL, WINDOW, wide, LATENT)) == (
         GroupShape(16),
         GroupShape(16, 100),
-        GroupShape(32, 103),
+        GroupShape(32, 100 + sum(more.values())),
         GroupShape(16),
     )
 
@@ -141,13 +182,26 @@ def test_layers_of_several_page_sizes_in_one_group_are_one_shape() -> None:
     assert unsupported(engine(), found) is not None
 
 
-def test_a_failed_load_in_front_of_a_step_can_be_told_for_one_plain_group_only() -> None:
-    assert sync_loads(config(FULL))
-    assert sync_loads(config(LATENT))
-    assert not sync_loads(config(WINDOW))
-    assert not sync_loads(config(FULL, FULL))
+def test_loads_run_in_front_of_a_step_only_where_vllm_can_be_told_of_a_failure() -> None:
+    assert async_loads_because(engine(), config(FULL)) is None
+    assert async_loads_because(engine(), config(LATENT)) is None
+    for others in ((WINDOW,), (FULL, FULL)):
+        assert "groups or a sliding window" in (async_loads_because(engine(), config(*others)) or "")
 
 
+@pytest.mark.parametrize("ahead", [{"async_scheduling": True}, {"pipeline_parallel_size": 2}], ids=str)
+def test_no_load_runs_in_front_of_a_step_where_vllm_would_take_tokens_of_the_step_behind_it(
+    ahead: dict[str, int],
+) -> None:
+    """vLLM drops what the step with the failure sampled, and keeps what the one behind it made of that."""
+    reason = async_loads_because(engine(**ahead), config(FULL))
+    assert reason is not None
+    assert next(iter(ahead)) in reason
+    facts = {fact.path: fact.value for fact in engine_facts(engine(**ahead), config(FULL), 256, None)}
+    assert facts["engine.sync_loads"] == reason
+
+
+@by_request
 def test_facts_speak_of_a_common_block_and_of_all_groups() -> None:
     wide = SlidingWindowSpec(**{**PLAIN, "block_size": 32}, sliding_window=100)
     facts = {fact.path: fact.value for fact in engine_facts(engine(), config(FULL, wide), 256, None)}

@@ -42,6 +42,7 @@ def namespace(**changes: Any) -> bytes:
         "chunk_tokens": 256,
         "block_tokens": 16,
         "tensor_parallel": 1,
+        "speculation": None,
         **changes,
     }
     shape = {"block_size": values["block_tokens"], "head_size": values["head_size"]}
@@ -58,7 +59,9 @@ def namespace(**changes: Any) -> bytes:
         get_total_num_kv_heads=lambda: values["heads"],
     )
     config = SimpleNamespace(
-        model_config=model, cache_config=SimpleNamespace(cache_dtype=values["cache_dtype"])
+        model_config=model,
+        cache_config=SimpleNamespace(cache_dtype=values["cache_dtype"]),
+        speculative_config=values["speculation"],
     )
     names = [f"layers.{number}" for number in range(values["layers"])]
     groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=names, kv_cache_spec=spec)])
@@ -104,3 +107,27 @@ def test_two_kinds_of_fp8_in_bytes_of_one_type_share_nothing() -> None:
 @pytest.mark.parametrize("changes", [{"block_tokens": 128}, {"tensor_parallel": 2}], ids=str)
 def test_how_an_engine_cuts_its_memory_is_no_part_of_the_identity(changes: dict[str, Any]) -> None:
     assert namespace(**changes) == namespace()
+
+
+def speculation(method: str, draft: str, revision: str | None = None) -> SimpleNamespace:
+    configuration = ModelConfiguration(num_hidden_layers=1)
+    model = SimpleNamespace(
+        model=draft, revision=revision, hf_config=configuration, quantization=None, dtype=torch.bfloat16
+    )
+    return SimpleNamespace(method=method, draft_model_config=model)
+
+
+def test_a_draft_model_whose_kv_cache_is_kept_too_is_part_of_the_namespace() -> None:
+    drafts = [
+        None,
+        speculation("eagle3", "org/draft"),
+        speculation("eagle3", "org/other-draft"),
+        speculation("eagle3", "org/draft", "2"),
+        speculation("deepseek_mtp", "org/draft"),
+    ]
+    assert len({namespace(speculation=draft) for draft in drafts}) == len(drafts)
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
+def test_speculation_without_a_kv_cache_of_its_own_changes_nothing(method: str) -> None:
+    assert namespace(speculation=speculation(method, "org/model")) == namespace()

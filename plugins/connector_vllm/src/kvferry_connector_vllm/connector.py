@@ -1,7 +1,8 @@
 """``KVFerryConnector``: vLLM's KV transfer interface, driven by :mod:`kvferry.runtime`.
 
 One class, built once in the scheduler's process and once in every worker; the two roles share no
-state. Facts about the interface: vLLM 0.32, ``vllm/distributed/kv_transfer/kv_connector/v1``.
+state. Facts about the interface: vLLM 0.32, ``vllm/distributed/kv_transfer/kv_connector/v1``; where
+0.23 differs, :mod:`kvferry_connector_vllm.versions` says so.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvferry_connector_vllm.scheduler_role import KVFerryMetadata, KVFerryWorkerMetadata, SchedulerRole
 from kvferry_connector_vllm.stats import KVFerryPromMetrics, KVFerryStats
+from kvferry_connector_vllm.versions import TransferResults, cache_hit_source
 from kvferry_connector_vllm.worker_role import WorkerRole
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_events import KVCacheEvent
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
         KVConnectorMetadata,
-        KVConnectorTransferResults,
         KVConnectorWorkerMetadata,
     )
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
@@ -50,7 +50,7 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
     configuration that breaks a rule stops the engine, in both roles with the same text.
     """
 
-    _cache_hit_source = CacheHitSource.HOST
+    _cache_hit_source = cache_hit_source()
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
@@ -132,7 +132,7 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
         results = self.get_transfer_results(finished_req_ids)
         return results.finished_sending or None, results.finished_recving or None
 
-    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> TransferResults:
         return self._as_worker.transfer_results(self._metadata())
 
     def get_block_ids_with_load_errors(self) -> set[int]:

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.api import Fact, GroupGeometry, KVGeometry
 from kvferry.runtime import GroupShape
+from kvferry_connector_vllm.versions import FAILURES_BY_REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
 FULL = "full"
+_WITHOUT_A_DRAFT = ("ngram", "suffix", "custom_class")
+"""Ways of speculation that keep no KV cache of their own; for some, vLLM 0.32 names the target as the
+draft."""
 MLA = "mla"
 SLIDING = "sliding"
 
@@ -40,7 +44,11 @@ def group_kind(spec: KVCacheSpec) -> str:
     # that vLLM treats as full attention in its block tables is full attention here too.
     kinds = {FullAttentionSpec: FULL, MLAAttentionSpec: MLA, SlidingWindowSpec: SLIDING}
     found = {kinds.get(type(each)) for each in layer_specs(spec)}
-    plain = all(getattr(each, "tokens_per_state", 1) == 1 for each in layer_specs(spec))
+    # The second name is vLLM 0.23's, for the same.
+    plain = all(
+        getattr(each, "tokens_per_state", 1) == getattr(each, "compress_ratio", 1) == 1
+        for each in layer_specs(spec)
+    )
     (kind,) = found if len(found) == 1 else (None,)
     return kind if kind is not None and plain else str(get_kv_cache_spec_kind(spec).value)
 
@@ -79,6 +87,13 @@ def unsupported(vllm_config: VllmConfig, config: KVCacheConfig) -> str | None:
         return "its MLA computes whole prompts only (chunked prefill is off), so no hit could be gone on from"
     if getattr(config, "needs_kv_cache_zeroing", False):
         return "its groups differ in precision, so vLLM overwrites blocks before it lets a save finish"
+    if not FAILURES_BY_REQUEST and not one_plain_group(config):
+        # This vLLM takes failed blocks alone: for one group only, and it goes on behind the last good one.
+        return (
+            "it has several KV cache groups or a sliding window, and this vLLM cannot be told that a load of "
+            "such a model failed; take a newer vLLM, or disable_hybrid_kv_cache_manager where some of its "
+            "layers have full attention"
+        )
     return None
 
 
@@ -97,14 +112,27 @@ def _some(layers: list[str]) -> str:
     return f"{layers[0]} and {len(layers) - 1} more" if len(layers) > 1 else "".join(layers)
 
 
-def sync_loads(config: KVCacheConfig) -> bool:
-    """Whether vLLM can be told that a load in front of the forward pass failed.
+def one_plain_group(config: KVCacheConfig) -> bool:
+    """Whether a load that failed can be told by its blocks.
 
-    It takes failed blocks for one group only, and goes on behind the last good one, whose window is
+    vLLM takes failed blocks for one group only, and goes on behind the last good one, whose window is
     not there any more.
     """
     shapes = group_shapes(config)
     return len(shapes) == 1 and shapes[0].window is None
+
+
+def async_loads_because(vllm_config: VllmConfig, config: KVCacheConfig) -> str | None:
+    """Why no load may run in front of a forward pass, or None. Its failure can be told by blocks only."""
+    if not one_plain_group(config):
+        return "the model has several KV cache groups or a sliding window"
+    if (
+        vllm_config.scheduler_config.async_scheduling
+        or vllm_config.parallel_config.pipeline_parallel_size > 1
+    ):
+        # The step behind the failed one is scheduled by then, and vLLM would take its tokens.
+        return "vLLM schedules ahead of results (async_scheduling or pipeline_parallel_size)"
+    return None
 
 
 def geometry(vllm_config: VllmConfig, config: KVCacheConfig, chunk_tokens: int) -> KVGeometry:
@@ -141,17 +169,21 @@ def model_identity(vllm_config: VllmConfig) -> str:
     The digest tells two checkpoints apart that were served from one path one after the other with
     different shapes or quantisation. Equal configurations with different weights are told apart by
     name or revision only, so an operator who replaces weights in place changes ``model_identity``.
+    A draft model whose KV cache lies in the same blocks is part of it.
     """
     model = vllm_config.model_config
-    described = "\n".join(
-        (
-            model.hf_config.to_json_string(use_diff=False),
-            str(model.quantization),
-            str(model.dtype),
-            str(vllm_config.cache_config.cache_dtype),
-        )
-    )
-    return f"{model.model}#{hashlib.sha256(described.encode()).hexdigest()}"
+    described = [*_described(model), str(vllm_config.cache_config.cache_dtype)]
+    speculative = vllm_config.speculative_config
+    if speculative is not None and not speculative.method.startswith(_WITHOUT_A_DRAFT):
+        draft = speculative.draft_model_config
+        if draft is not None:
+            described += [speculative.method, draft.model, str(draft.revision), *_described(draft)]
+    digest = hashlib.sha256("\n".join(described).encode()).hexdigest()
+    return f"{model.model}#{digest}"
+
+
+def _described(model: ModelConfig) -> list[str]:
+    return [model.hf_config.to_json_string(use_diff=False), str(model.quantization), str(model.dtype)]
 
 
 def rank_block_bytes(config: KVCacheConfig) -> tuple[int, ...]:
@@ -166,7 +198,8 @@ def rank_block_bytes(config: KVCacheConfig) -> tuple[int, ...]:
 
 def _page_bytes(spec: KVCacheSpec) -> int:
     """Without what vLLM adds to make the pages of several groups equal."""
-    return int(getattr(spec, "unpadded_page_size_bytes", spec.page_size_bytes))
+    real = getattr(spec, "real_page_size_bytes", spec.page_size_bytes)  # vLLM 0.23's name
+    return int(getattr(spec, "unpadded_page_size_bytes", real))
 
 
 def engine_facts(
@@ -192,7 +225,7 @@ def engine_facts(
         "engine.block_tokens": math.lcm(*blocks) if blocks else 0,
         "engine.chunk_bytes": sum(chunk_tokens // tokens * size for size, tokens in sizes),
         "engine.groups": len(config.kv_cache_groups),
-        "engine.sync_loads": sync_loads(config),
+        "engine.sync_loads": async_loads_because(vllm_config, config) or "possible",
         "engine.group_kinds": kinds,
         "engine.device": vllm_config.device_config.device_type,
         "engine.kv_role": transfer.kv_role,

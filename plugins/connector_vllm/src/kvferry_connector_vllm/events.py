@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_events import MEDIUM_CPU, AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
 from kvferry.runtime import RemovedChunks, StoredRun
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import ExternalBlockHash
 
     from kvferry.runtime import CacheEvent
+
+MEDIUM = "CPU"
+"""As vLLM's own offloading names host memory, in every release; only later ones have a constant."""
 
 
 def kv_cache_event(event: CacheEvent, chunk_tokens: int) -> KVCacheEvent:
@@ -31,12 +34,12 @@ def kv_cache_event(event: CacheEvent, chunk_tokens: int) -> KVCacheEvent:
             token_ids=[token for content in event.contents for token in content.token_ids],
             block_size=chunk_tokens,
             lora_id=None,
-            medium=MEDIUM_CPU,
+            medium=MEDIUM,
             lora_name=event.model or None,
             extra_keys=_extra_keys(event, chunk_tokens),
         )
     if isinstance(event, RemovedChunks):
-        return BlockRemoved(block_hashes=[_hash(digest) for digest in event.digests], medium=MEDIUM_CPU)
+        return BlockRemoved(block_hashes=[_hash(digest) for digest in event.digests], medium=MEDIUM)
     return AllBlocksCleared()
 
 

@@ -40,18 +40,27 @@ def kvferry_connectors() -> Iterable[ConnectorSpec]:
 @hookimpl
 def kvferry_fact_specs() -> Iterable[FactSpec]:
     return [
-        FactSpec(path=path, kind=kind, meaning=meaning, source=FactSource.ENGINE)
-        for path, kind, meaning in (
-            ("engine.groups", FactKind.COUNT, "KV cache groups of the model"),
+        FactSpec(
+            path=path,
+            kind=kind,
+            meaning=meaning,
+            source=FactSource.ENGINE,
+            sample=sample,
+            at_least=1 if kind is FactKind.COUNT else None,
+        )
+        for path, kind, sample, meaning in (
+            ("engine.groups", FactKind.COUNT, "1", "KV cache groups of the model"),
             (
                 "engine.sync_loads",
-                FactKind.FLAG,
-                "whether vLLM can be told of a synchronous load that failed",
+                FactKind.TEXT,
+                "possible",
+                "'possible', or why vLLM cannot be told of a synchronous load that failed",
             ),
-            ("engine.kv_role", FactKind.TEXT, "kv_role in vLLM's kv_transfer_config"),
+            ("engine.kv_role", FactKind.TEXT, "kv_both", "kv_role in vLLM's kv_transfer_config"),
             (
                 "engine.kv_load_failure_policy",
                 FactKind.TEXT,
+                "recompute",
                 "what vLLM does with a request whose load failed; MultiConnector's own word where it stands",
             ),
         )
@@ -94,15 +103,18 @@ def kvferry_rules() -> Iterable[Rule]:
             id="VLLM003",
             severity=Severity.NOTE,
             when=Known("engine.sync_loads") & (Path("connector.load") == "sync"),
-            require=Path("engine.sync_loads") == True,  # noqa: E712 - builds a formula
-            message="the model has several KV cache groups or a sliding window, so loads are asynchronous "
-            "in spite of connector.load: sync",
+            require=Path("engine.sync_loads") == "possible",
+            message="loads are asynchronous in spite of connector.load: sync: {engine.sync_loads}",
             fix="set connector.load: async",
-            source="upstream-code vLLM 0.32: failed blocks of synchronous loads can be reported for "
-            "models with one group only, and what a window needs is gone then",
+            source="upstream-code vLLM 0.23 and 0.32 v1/core/sched/scheduler.py: failed blocks of "
+            "synchronous loads can be reported for models with one group only, what a window needs is gone "
+            "then, and tokens of a step that was scheduled meanwhile are taken for good",
             examples=(
-                Example(facts={"engine.sync_loads": True, "connector.load": "sync"}, passes=True),
-                Example(facts={"engine.sync_loads": False, "connector.load": "sync"}, passes=False),
+                Example(facts={"engine.sync_loads": "possible", "connector.load": "sync"}, passes=True),
+                Example(
+                    facts={"engine.sync_loads": "the model has a sliding window", "connector.load": "sync"},
+                    passes=False,
+                ),
             ),
         ),
         Rule(

@@ -19,7 +19,8 @@ from kvferry.runtime import (
 from kvferry_connector_vllm.events import kv_cache_event
 from kvferry_connector_vllm.requests import cacheable, request_state
 from kvferry_connector_vllm.startup import Startup
-from kvferry_connector_vllm.stats import KVFerryStats
+from kvferry_connector_vllm.stats import KVFerryStats, Totals
+from kvferry_connector_vllm.versions import in_flight_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,8 +67,10 @@ class SchedulerRole:
         self._startup = Startup(vllm_config, kv_cache_config)
         self._runtime: SchedulerRuntime | None = None
         self._failures_seen: dict[int, int] = {}
-        self._reported: dict[str, int] = {}
+        self._totals = Totals("scheduler")
         self._requests: dict[str, Request] = {}
+        self._preemptions: dict[str, int] = {}
+        """By request, those that the runtime was told of."""
 
     def open(self) -> None:
         """Check the configuration and start. Raises what ``kvferry check`` would print."""
@@ -83,6 +86,7 @@ class SchedulerRole:
             return
         runtime.add_request(request_state(request, self._startup.new_chain))
         self._requests[request.request_id] = request
+        self._preemptions[request.request_id] = request.num_preemptions
 
     def match(self, request: Request, local_tokens: int) -> tuple[int | None, bool]:
         if self._runtime is None:
@@ -108,8 +112,7 @@ class SchedulerRole:
         runtime = self._runtime
         if runtime is None:
             return KVFerryMetadata(StepPlan())
-        for request_id in output.preempted_req_ids or ():
-            runtime.preempted(request_id)
+        self._tell_preemptions(runtime)
         for new in output.scheduled_new_reqs:
             self._scheduled(output, new.req_id, new.num_computed_tokens, new.block_ids, replace=True)
         cached = output.scheduled_cached_reqs
@@ -123,6 +126,14 @@ class SchedulerRole:
             )
         plan = runtime.step_plan(output.num_scheduled_tokens)
         return KVFerryMetadata(plan, dict(self._failures_seen))
+
+    def _tell_preemptions(self, runtime: SchedulerRuntime) -> None:
+        """Counted, because the output of vLLM 0.23 leaves out those of a reset of the prefix cache, whose
+        blocks may be overwritten in this step as well."""
+        for request_id, request in self._requests.items():
+            if request.num_preemptions != self._preemptions[request_id]:
+                self._preemptions[request_id] = request.num_preemptions
+                runtime.preempted(request_id)
 
     def _scheduled(
         self,
@@ -155,10 +166,11 @@ class SchedulerRole:
 
     def finished(self, request: Request, blocks: tuple[list[int], ...]) -> bool:
         self._requests.pop(request.request_id, None)
+        self._preemptions.pop(request.request_id, None)
         if self._runtime is None:
             return False
         # Tokens of a step that is still in flight may yet be rejected.
-        computed = request.num_computed_tokens - getattr(request, "num_in_flight_tokens", 0)
+        computed = request.num_computed_tokens - in_flight_tokens(request)
         return self._runtime.finished(request.request_id, blocks, computed, request.num_tokens)
 
     def clear(self) -> None:
@@ -173,7 +185,7 @@ class SchedulerRole:
         return [kv_cache_event(event, chunk_tokens) for event in self._runtime.take_events()]
 
     def take_stats(self) -> KVFerryStats | None:
-        """Counters since the last call."""
+        """Totals since start, and gauges."""
         if self._runtime is None:
             return None
         totals, manager = self._runtime.statistics()
@@ -190,9 +202,4 @@ class SchedulerRole:
             "capacity_slots": manager.capacity,
             "pinned_slots": manager.pinned,
         }
-        now = {**counters, **gauges}
-        if now == self._reported:
-            return None
-        grown = {name: value - self._reported.get(name, 0) for name, value in counters.items()}
-        self._reported = now
-        return KVFerryStats(data={**{name: more for name, more in grown.items() if more}, **gauges})
+        return self._totals.report({**counters, **gauges})

@@ -20,12 +20,12 @@ from kvferry.runtime import (
     prepare,
 )
 from kvferry_connector_vllm.engine import (
+    async_loads_because,
     engine_facts,
     geometry,
     group_shapes,
     model_identity,
     rank_block_bytes,
-    sync_loads,
     unsupported,
 )
 from kvferry_connector_vllm.options import VLLMConnectorOptions
@@ -121,7 +121,7 @@ class Startup:
         return self._new_chain(salt, lora)
 
     def _load_mode(self) -> LoadMode:
-        if not sync_loads(self._kv_cache_config):
+        if async_loads_because(self._vllm_config, self._kv_cache_config) is not None:
             return LoadMode.ASYNC
         return LoadMode(self._options().load.value)
 

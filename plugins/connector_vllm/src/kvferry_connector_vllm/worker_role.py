@@ -6,14 +6,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from attrs import asdict
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from kvferry.runtime import KVFerryError, WorkerRuntime
-from kvferry_connector_vllm.engine import sync_loads
+from kvferry_connector_vllm.engine import one_plain_group
 from kvferry_connector_vllm.pages import engine_groups
 from kvferry_connector_vllm.scheduler_role import KVFerryMetadata, KVFerryWorkerMetadata
 from kvferry_connector_vllm.startup import Startup
-from kvferry_connector_vllm.stats import KVFerryStats
+from kvferry_connector_vllm.stats import KVFerryStats, Totals
+from kvferry_connector_vllm.versions import TransferResults
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ class WorkerRole:
         self._config = kv_cache_config
         self._runtime: WorkerRuntime | None = None
         self._invalid: set[int] = set()
-        self._counted: dict[str, int] = {}
+        self._totals = Totals(f"rank {self._startup.rank}")
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self._startup.unsupported is not None:
@@ -64,20 +64,28 @@ class WorkerRole:
             self._runtime.start_loads(metadata.plan)
 
     def submit_saves(self, metadata: KVFerryMetadata) -> None:
+        """After the forward pass. A step without one has nothing to wait for, and vLLM 0.23 does not ask
+        there: its saves are submitted when vLLM asks what has ended."""
+        if not metadata.plan.idle:
+            self._submit_saves(metadata)
+
+    def _submit_saves(self, metadata: KVFerryMetadata) -> None:
         if self._runtime is not None:
             seen = metadata.failures_seen.get(self._startup.rank, 0)
             self._runtime.submit_saves(metadata.plan, seen)
 
-    def transfer_results(self, metadata: KVFerryMetadata) -> KVConnectorTransferResults:
+    def transfer_results(self, metadata: KVFerryMetadata) -> TransferResults:
         if self._runtime is None:
-            return KVConnectorTransferResults()
+            return TransferResults()
+        if metadata.plan.idle:
+            self._submit_saves(metadata)
         report = self._runtime.report(metadata.plan)
         # One group without a window: the engine keeps what lies before the first bad block. Else it can
         # only be told per request, and recomputes all of it: blocks of several groups would end the
         # engine, and what a window needs before the first bad block is not there.
-        by_request = not sync_loads(self._config)
+        by_request = not one_plain_group(self._config)
         self._invalid |= set() if by_request else report.invalid_blocks
-        return KVConnectorTransferResults(
+        return TransferResults(
             finished_sending=set(report.finished_sending),
             finished_recving=set(report.finished_receiving),
             failed_recving=set(report.failed_receiving) if by_request else set(),
@@ -93,13 +101,9 @@ class WorkerRole:
         return KVFerryWorkerMetadata({self._startup.rank: self._runtime.failures})
 
     def take_stats(self) -> KVFerryStats | None:
-        """Counters since the last call."""
+        """Totals since start, unchanged ones too: vLLM 0.23 asks the scheduler's half only where a worker
+        has said something."""
         if self._runtime is None:
             return None
         totals = asdict(self._runtime.statistics())
-        changed = {name: totals[name] - self._counted.get(name, 0) for name in _COUNTED}
-        changed = {name: value for name, value in changed.items() if value}
-        if not changed:
-            return None
-        self._counted = totals
-        return KVFerryStats(data=changed)
+        return self._totals.report({name: totals[name] for name in _COUNTED})
