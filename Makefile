@@ -75,7 +75,7 @@ $(VENV)/.engine: $(MANIFESTS) $(NATIVE)
 $(VLLM023_VENV)/.engine: $(MANIFESTS) $(NATIVE) requirements/engine-023.txt
 	$(PYTHON) requirements/check_python.py
 	$(PYTHON) -m venv $(VLLM023_VENV)
-	$(VLLM023_VENV)/bin/python -m pip install -q -U 'pip>=25.1'
+	$(VLLM023_VENV)/bin/python -m pip install -q -U 'pip>=25.1' packaging  # the second for the script below
 	$(VLLM023_VENV)/bin/python -m pip install -q -r requirements/engine-023.txt \
 	  || $(VLLM023_VENV)/bin/python requirements/install_with_plain_torch.py requirements/engine-023.txt
 	$(VLLM023_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton

@@ -3,7 +3,8 @@
 PyTorch's own index has the ``+cpu`` builds; PyPI has the same release built with CUDA, which brings the
 same CPU library and two more gigabytes. vLLM's CPU kernels load with either.
 
-Usage: python install_with_plain_torch.py FILE, a requirements file that names the wheel alone.
+Usage: python install_with_plain_torch.py FILE, a requirements file that names the wheel alone. Needs the
+package packaging.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ def requirements(wheel: Path) -> list[str]:
 
 
 def main() -> None:
-    pip("install", "packaging")
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, "-r", sys.argv[1])
         (wheel,) = Path(folder).glob("*.whl")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -297,17 +298,25 @@ def test_a_long_clear_lets_everybody_else_through(open_instance: Any, folder: Pa
     _store_all(instance, chain.keys)
     (found,) = find_instances(runtime_root(str(folder), {}))
     done: list[Answer] = []
-    clearing = threading.Thread(
-        target=lambda: done.append(ask(found, AskClear(None, "old", None), Cleared, 60.0))
-    )
-    clearing.start()
+    between: list[int] = []
+
+    def clear() -> None:
+        done.append(ask(found, AskClear(None, "old", None), Cleared, 60.0))
+
+    def look() -> None:
+        between.append(ask(found, AskStatus(), Status, 60.0).numbers["resident"])
+
+    asking = [threading.Thread(target=clear), threading.Thread(target=look)]
+    with instance.scheduler._lock:  # nothing goes before both questions have arrived
+        for each in asking:
+            each.start()
+            time.sleep(0.2)
     try:
-        wait_until(lambda: instance.manager.stats().resident < 15_000, 10.0, "a first slice")
-        between = ask(found, AskStatus(), Status).numbers["resident"]
         serve(instance, start=7_000_000, salt="new")
     finally:
-        clearing.join()
-    assert between > 0
+        for each in asking:
+            each.join()
+    assert between[0] > 0
     (answer,) = done
     assert isinstance(answer, Cleared)
     assert answer.removed == 15_000

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 from collections.abc import Callable
+from select import POLLERR, POLLOUT, poll
 from typing import TextIO
 
 CLOSED_PIPE = 141
@@ -47,6 +47,6 @@ def _has_no_reader(stream: TextIO) -> bool:
     except (OSError, ValueError):
         # A test, or a program that called main(), took its place.
         return False
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+    poller = poll()
+    poller.register(descriptor, POLLOUT)
+    return any(event & POLLERR for _, event in poller.poll(0))
