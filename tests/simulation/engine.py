@@ -363,7 +363,9 @@ class Engine:
     def _preempt_one(self) -> None:
         if not self.running:
             return
-        request = self._loop.random.choice(self.running)
+        # Those whose blocks are being saved, if there are any: with the others nothing can go wrong.
+        saving = [request for request in self.running if self._runtime._requests[request.id].saves]
+        request = self._loop.random.choice(saving or self.running)
         self._preempt(request)
         if self._loop.chance(0.2):
             self._orders.append(lambda: self._abort(request))
@@ -380,7 +382,12 @@ class Engine:
         self._preempted.append(request.id)
 
     def _give_back(self, request: Request) -> None:
-        self._free.extend(reversed(request.table))
+        blocks = list(reversed(request.table))
+        if self._loop.chance(0.5):
+            # Or a request that comes back at once finds every block where it was, and overwrites it
+            # with the same bytes.
+            self._loop.random.shuffle(blocks)
+        self._free.extend(blocks)
         request.table = []
 
     def _finish(self, request: Request, still_loading: bool) -> None:

@@ -27,7 +27,7 @@ import kvferry
 
 PACKAGE = Path(kvferry.__file__).parent
 REPOSITORY = Path(__file__).parents[2]
-MOST_EVENTS = 100_000
+MOST_EVENTS = 200_000
 """Within so many events each mutant is caught."""
 MOST_CPU_SECONDS = 120
 """Ten times what so many events take: a mutant that needs more never ends."""
