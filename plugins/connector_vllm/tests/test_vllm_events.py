@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 from kvferry.runtime import ForgetAll, LoRAIdentity, MediaItem, RemovedChunks, StoredRun
 from kvferry.runtime.events import ChunkContent
 from kvferry.testing.fake_engine import EngineSettings
 from kvferry.testing.fake_instance import InstanceSettings, key_chains
-from kvferry_connector_vllm.events import kv_cache_event
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
+
+from vllm.distributed.kv_events import (  # noqa: E402
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEventBatch,
+)
+
+from kvferry_connector_vllm.events import kv_cache_event  # noqa: E402
 
 CHUNK = 4
 new_chain = key_chains(InstanceSettings(chunk_blocks=1, engine=EngineSettings(block_tokens=CHUNK)))
