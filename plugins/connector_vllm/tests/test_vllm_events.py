@@ -12,14 +12,14 @@ from kvferry.testing.fake_instance import InstanceSettings, key_chains
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
 
-from vllm.distributed.kv_events import (  # noqa: E402
+from vllm.distributed.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     KVEventBatch,
 )
 
-from kvferry_connector_vllm.events import kv_cache_event  # noqa: E402
+from kvferry_connector_vllm.events import kv_cache_event
 
 CHUNK = 4
 new_chain = key_chains(InstanceSettings(chunk_blocks=1, engine=EngineSettings(block_tokens=CHUNK)))
