@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvferry.api import EvictionPolicy
+from kvferry.control.clearing import ClearCursor, QuotaCursor
 from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
 from kvferry.control.outcomes import ChunkWrite
@@ -83,9 +84,7 @@ Held = Iterator[Callable[[], object]]
 """Calls, each of which is one hold of the lock."""
 
 
-def _clear(manager: CacheManager, chains: list[Chain]) -> Held:
-    del chains
-    cursor = manager.clear_in_slices()
+def _to_the_end(cursor: ClearCursor | QuotaCursor) -> Held:
     more = True
 
     def advance() -> None:
@@ -94,6 +93,11 @@ def _clear(manager: CacheManager, chains: list[Chain]) -> Held:
 
     while more:
         yield advance
+
+
+def _clear(manager: CacheManager, chains: list[Chain]) -> Held:
+    del chains
+    return _to_the_end(manager.clear_in_slices())
 
 
 def _scan(manager: CacheManager, chains: list[Chain]) -> Held:
@@ -155,15 +159,7 @@ def _look(manager: CacheManager, chains: list[Chain]) -> Held:
 def _enforce(manager: CacheManager, chains: list[Chain]) -> Held:
     del chains
     manager.set_default_quota(0)
-    cursor = manager.enforce_quotas()
-    more = True
-
-    def advance() -> None:
-        nonlocal more
-        more = cursor.advance()
-
-    while more:
-        yield advance
+    return _to_the_end(manager.enforce_quotas())
 
 
 def _measure(held: Held) -> dict[str, float]:

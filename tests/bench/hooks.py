@@ -13,19 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kvferry.api import GroupGeometry, HostEnvironment, KVGeometry
-from kvferry.runtime import (
-    ConfigSources,
-    EngineDescription,
-    SavingOptions,
-    new_chain_factory,
-    open_scheduler,
-    open_worker,
-    prepare,
-)
-from kvferry.testing.fake_engine import EngineSettings, FakeEngine
-from kvferry.testing.fake_instance import wait_until
-from kvferry.testing.fake_memory import FakeGroup, FakeMemory
+from kvferry.api import HostEnvironment
+from kvferry.runtime import ConfigSources, Prepared, prepare
+from kvferry.testing.configured_engine import open_configured_engine
+from kvferry.testing.fake_engine import EngineSettings
 from tests.engines import write_config
 
 STEPS = 10_000
@@ -60,53 +51,19 @@ def run(steps: int = STEPS) -> dict[str, Any]:
     return {"steps": engine_steps, "hit_tokens": hits, "hook_calls": during}
 
 
-def _drive(prepared: Any, environment: dict[str, str], steps: int) -> tuple[int, int]:
+def _drive(prepared: Prepared, environment: dict[str, str], steps: int) -> tuple[int, int]:
     # Without a prefix cache of its own, so that everything is restored from the tier.
     settings = EngineSettings(prefix_cache=False)
-    group = FakeGroup()
-    memory = FakeMemory((group,), blocks=settings.pool_blocks(1), block_tokens=settings.block_tokens, rank=0)
-    groups = memory.engine_groups()
-    description = EngineDescription(
-        engine_id="bench",
-        world_size=1,
-        groups=memory.shapes,
-        block_bytes=tuple(each.block_bytes for each in groups),
-    )
-    geometry = KVGeometry(
-        groups=(
-            GroupGeometry(
-                kind="full",
-                layers=group.layers,
-                kv_heads=group.heads,
-                head_size=group.head_bytes,
-                dtype="uint8",
-            ),
-        ),
-        chunk_tokens=CHUNK_TOKENS,
-    )
-    opening = (prepared.config, prepared.plugins, description, SavingOptions(), environment)
-    scheduler = open_scheduler(*opening)
-    try:
-        worker = open_worker(*opening, rank=0, groups=groups)
-        try:
-            new_chain = new_chain_factory(prepared.config, "bench", "1", geometry)
-            engine = FakeEngine(settings, scheduler, [worker], [memory], new_chain)
-            wait_until(
-                lambda: scheduler.workers_ready() and scheduler.statistics()[1].capacity > 0,
-                10.0,
-                "a worker that never became ready",
-            )
-            source = random.Random(0)
-            prompts = [[source.randrange(50_000) for _ in range(40 + 5 * i)] for i in range(16)]
-            while engine.steps < steps:
-                for prompt in source.sample(prompts, 4):
-                    engine.add(prompt, new_tokens=8)
-                engine.run()
-            return engine.steps, scheduler.statistics()[0].hit_tokens
-        finally:
-            worker.close()
-    finally:
-        scheduler.close()
+    opening = open_configured_engine(prepared, settings, engine_id="bench", environment=environment)
+    with opening as opened:
+        engine = opened.engine
+        source = random.Random(0)
+        prompts = [[source.randrange(50_000) for _ in range(40 + 5 * i)] for i in range(16)]
+        while engine.steps < steps:
+            for prompt in source.sample(prompts, 4):
+                engine.add(prompt, new_tokens=8)
+            engine.run()
+        return engine.steps, opened.scheduler.statistics()[0].hit_tokens
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import commands
 
 ROOT = Path(__file__).parents[2]
 ACME = Path(__file__).parent / "acme_lmdb"
@@ -49,21 +50,9 @@ class Downstream:
 
 def call(*command: str | Path, cwd: Path | None = None, path: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with an import path of its own."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    environment["PYTHONPATH"] = path
-    return subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    return commands.call(*command, cwd=cwd, without=("PYTEST",), environment={"PYTHONPATH": path})
 
 
 def run(*command: str | Path) -> str:
     """Run a command that must succeed."""
-    done = call(*command)
-    assert done.returncode == 0, f"{command} gave {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return commands.output_of(command, call(*command))

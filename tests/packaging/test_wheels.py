@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests import commands
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
@@ -21,11 +22,7 @@ SOURCES = {
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{command} gave {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return commands.output_of(command, commands.call(*command, cwd=cwd))
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,7 @@ interpreter's own packages and not those of a virtual environment.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -21,6 +19,8 @@ from typing import Any
 
 import pytest
 from attrs import frozen
+
+from tests.commands import call
 
 DISTRIBUTIONS = Path(__file__).parent / "distributions"
 EDITABLE = "zoo-editable"
@@ -52,16 +52,7 @@ class Ran:
 
 def run(*command: str | Path, cwd: Path, environment: Mapping[str, str] | None = None) -> Ran:
     """Run a command without the settings of the user who runs the tests."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("KVFERRY", "PIP_"))}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env={**clean, **(environment or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = call(*command, cwd=cwd, without=("KVFERRY", "PIP_"), environment=environment)
     return Ran(code=done.returncode, out=done.stdout, err=done.stderr)
 
 

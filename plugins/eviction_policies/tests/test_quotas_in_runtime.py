@@ -5,29 +5,23 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import define
 
-from kvferry.api import GroupGeometry, HostEnvironment, KVGeometry
+from kvferry.api import HostEnvironment
 from kvferry.cli.host import Host
 from kvferry.cli.main import main
 from kvferry.runtime import (
     ConfigSources,
-    EngineDescription,
-    SavingOptions,
     SchedulerRuntime,
-    new_chain_factory,
-    open_scheduler,
-    open_worker,
     prepare,
 )
+from kvferry.testing.configured_engine import open_configured_engine
 from kvferry.testing.fake_engine import EngineSettings, FakeEngine
 from kvferry.testing.fake_instance import wait_until
-from kvferry.testing.fake_memory import FakeGroup, FakeMemory
 
 CHUNK = 16
 CHUNK_BYTES = 512
@@ -81,42 +75,12 @@ def tenants(folder: Path) -> Iterator[Tenants]:
     sources = ConfigSources(file=file, environment={}, overrides={})
     prepared = prepare(sources, HostEnvironment(variables={}))
     settings = EngineSettings(prefix_cache=False, step_tokens=200)
-    group = FakeGroup()
-    memory = FakeMemory((group,), blocks=settings.pool_blocks(1), block_tokens=settings.block_tokens, rank=0)
-    groups = memory.engine_groups()
-    description = EngineDescription(
-        engine_id="tenants",
-        world_size=1,
-        groups=memory.shapes,
-        block_bytes=tuple(each.block_bytes for each in groups),
-    )
-    assert description.bytes_of(CHUNK) == CHUNK_BYTES
-    geometry = KVGeometry(
-        groups=(
-            GroupGeometry(
-                kind="full",
-                layers=group.layers,
-                kv_heads=group.heads,
-                head_size=group.head_bytes,
-                dtype="uint8",
-            ),
-        ),
-        chunk_tokens=CHUNK,
-    )
-    opening = (prepared.config, prepared.plugins, description, SavingOptions(), dict[str, str]())
-    with ExitStack() as stack:
-        scheduler = open_scheduler(*opening)
-        stack.callback(scheduler.close)
-        worker = open_worker(*opening, rank=0, groups=groups)
-        stack.callback(worker.close)
-        new_chain = new_chain_factory(prepared.config, "model", "1", geometry)
-        engine = FakeEngine(settings, scheduler, [worker], [memory], new_chain)
+    with open_configured_engine(prepared, settings, engine_id="tenants", environment={}) as opened:
+        assert opened.description.bytes_of(CHUNK) == CHUNK_BYTES
         wait_until(
-            lambda: scheduler.workers_ready() and scheduler.statistics()[1].capacity == 32,
-            10.0,
-            "a worker that never became ready",
+            lambda: opened.scheduler.statistics()[1].capacity == 32, 10.0, "slots that never became ready"
         )
-        yield Tenants(engine, scheduler)
+        yield Tenants(opened.engine, opened.scheduler)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -199,9 +199,9 @@ def _worker(
     )
 
 
-def key_chains(settings: InstanceSettings) -> Callable[[str, LoRAIdentity | None], KeyChain]:
-    """What makes the key chains of such an instance's requests."""
-    geometry = KVGeometry(
+def fake_geometry(groups: Sequence[FakeGroup], chunk_tokens: int) -> KVGeometry:
+    """The shape of a model with these groups."""
+    return KVGeometry(
         groups=tuple(
             GroupGeometry(
                 kind=group.kind,
@@ -211,10 +211,15 @@ def key_chains(settings: InstanceSettings) -> Callable[[str, LoRAIdentity | None
                 dtype="uint8",
                 window=group.window,
             )
-            for group in settings.groups
+            for group in groups
         ),
-        chunk_tokens=settings.chunk_blocks * settings.engine.block_tokens,
+        chunk_tokens=chunk_tokens,
     )
+
+
+def key_chains(settings: InstanceSettings) -> Callable[[str, LoRAIdentity | None], KeyChain]:
+    """What makes the key chains of such an instance's requests."""
+    geometry = fake_geometry(settings.groups, settings.chunk_blocks * settings.engine.block_tokens)
     namespace = Namespace(model="fake", revision="1", geometry=geometry)
 
     def new_chain(salt: str, lora: LoRAIdentity | None) -> KeyChain:

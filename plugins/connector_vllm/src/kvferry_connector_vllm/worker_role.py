@@ -38,6 +38,10 @@ class WorkerRole:
         self._config = kv_cache_config
         self._runtime: WorkerRuntime | None = None
         self._invalid: set[int] = set()
+        # One group without a window: the engine keeps what lies before the first bad block. Else it can
+        # only be told per request, and recomputes all of it: blocks of several groups would end the
+        # engine, and what a window needs before the first bad block is not there.
+        self._by_request = not one_plain_group(kv_cache_config)
         self._totals = Totals(f"rank {self._startup.rank}")
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -80,15 +84,11 @@ class WorkerRole:
         if metadata.plan.idle:
             self._submit_saves(metadata)
         report = self._runtime.report(metadata.plan)
-        # One group without a window: the engine keeps what lies before the first bad block. Else it can
-        # only be told per request, and recomputes all of it: blocks of several groups would end the
-        # engine, and what a window needs before the first bad block is not there.
-        by_request = not one_plain_group(self._config)
-        self._invalid |= set() if by_request else report.invalid_blocks
+        self._invalid |= set() if self._by_request else report.invalid_blocks
         return TransferResults(
             finished_sending=set(report.finished_sending),
             finished_recving=set(report.finished_receiving),
-            failed_recving=set(report.failed_receiving) if by_request else set(),
+            failed_recving=set(report.failed_receiving) if self._by_request else set(),
         )
 
     def take_invalid_blocks(self) -> set[int]:
