@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -42,13 +43,30 @@ def test_the_plugin_is_found_and_described(downstream: Downstream) -> None:
     assert row["distributions"] == [{"name": "acme-kvferry-lmdb", "version": "1.0"}]
 
 
-def test_a_tier_by_key_is_refused_as_the_only_one(downstream: Downstream) -> None:
+def tiers(downstream: Downstream, *, behind_memory: bool) -> Path:
     file = downstream.folder / "far.yaml"
+    memory = "  cpu: {use: cpu, capacity: 32MiB}\n" if behind_memory else ""
     file.write_text(
-        "plugins: [acme_lmdb]\n"
-        f"tiers:\n  far: {{use: lmdb, path: {downstream.folder}/store, capacity: 64MiB}}\n"
+        f"plugins: [acme_lmdb{', backend_cpu' if behind_memory else ''}]\ntiers:\n{memory}"
+        f"  far: {{use: lmdb, path: {downstream.folder}/store, capacity: 64MiB, in_flight: 8MiB}}\n"
     )
-    done = downstream.kvferry("check", file)
+    return file
+
+
+def test_a_tier_by_key_is_accepted_behind_memory(downstream: Downstream) -> None:
+    done = downstream.kvferry("check", "--format", "json", tiers(downstream, behind_memory=True))
+    assert done.returncode == 0, done.stdout
+    (file,) = json.loads(done.stdout)["files"]
+    about_far = {
+        finding["id"]: finding["outcome"]
+        for finding in file["rules"]["findings"]
+        if finding["member"] == "far"
+    }
+    assert about_far["CORE005"] == about_far["CORE007"] == about_far["CORE009"] == "ok"
+
+
+def test_a_tier_by_key_is_refused_as_the_first(downstream: Downstream) -> None:
+    done = downstream.kvferry("check", tiers(downstream, behind_memory=False))
     assert done.returncode != 0
     assert "CORE003" in done.stdout
     assert "the backend lmdb does not give plain memory" in done.stdout

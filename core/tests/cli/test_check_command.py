@@ -227,9 +227,13 @@ def test_a_file_with_plugins_and_no_connector_gets_a_note(shell: CommandLine) ->
     assert "CORE025" not in shell.run("check", shell.write(CONFIG.replace("]", ", nowhere]"))).out
 
 
-def test_several_tiers_are_told_by_their_names(shell: CommandLine) -> None:
+def test_a_second_tier_in_memory_is_told_at_its_place(shell: CommandLine) -> None:
     more = CONFIG + "  cpu2: {use: tape, capacity: 1GiB}\n"
-    assert "several tiers are configured (cpu, cpu2)" in shell.run("check", shell.write(more)).out
+    ran = shell.run("check", shell.write(more))
+    assert ran.code == 2
+    assert "error[CORE005] the backend tape gives plain memory, and every tier behind the first" in ran.out
+    assert "fact     tiers.cpu2.use = tape  <- " in ran.out
+    assert "CORE003" not in ran.out
 
 
 def test_json_says_the_same(shell: CommandLine) -> None:

@@ -61,6 +61,41 @@ LOUD_PARTS = """
     class Options:
         pass
 """
+DISK = """
+    from kvferry.api import BackendCapabilities, BackendSpec, Manifest, hookimpl
+
+    MANIFEST = Manifest(name="backend_disk", api=">=1.0,<2", rule_prefix="DISK")
+
+    @hookimpl
+    def kvferry_backends():
+        return [
+            BackendSpec(
+                name="disk",
+                factory="zoo_disk.parts:Backend",
+                options="zoo_disk.parts:Options",
+                capabilities=BackendCapabilities(persistent=True, max_value_bytes=64 << 20),
+            )
+        ]
+"""
+DISK_PARTS = """
+    from attrs import frozen
+
+    from kvferry.testing.keyed_backends import NullBackend
+
+    class Backend(NullBackend):
+        def __init__(self, options, capacity):
+            self.path = options.path
+
+    @frozen(kw_only=True)
+    class Options:
+        path: str
+"""
+TIERS = """\
+plugins: [backend_tape, backend_disk]
+tiers:
+  cpu: {use: tape, capacity: 8GiB}
+  ssd: {use: disk, path: /cache, capacity: 100GiB}
+"""
 CONFIG = """\
 plugins: [backend_tape, loud]
 chunk_tokens: 256
@@ -96,14 +131,23 @@ class Desk:
         files = [self.shell.write(text, name) for text, name in zip(texts, names, strict=False)]
         return self.shell.run("check", "--facts", self.there, *files)
 
+    def check_tiers(self, *texts: str, engine: str = "") -> Ran:
+        """Like :meth:`check`, with a backend that keeps chunks by key in a folder."""
+        self.shell.install("acme-disk", "backend_disk", "zoo_disk", DISK, DISK_PARTS)
+        return self.check(*texts, there=THERE + engine)
+
+
+def engine(chunk: str) -> str:
+    sizes = f"workers: 1, block_tokens: 128, chunk_bytes: {chunk}"
+    return f"engine: {{{sizes}, device: cpu, group_kinds: [full]}}\n"
+
 
 def tokens(count: int) -> str:
     return CONFIG.replace("256", str(count))
 
 
 def clean(desk: Desk) -> Ran:
-    sizes = "workers: 1, block_tokens: 128, chunk_bytes: 4MiB"
-    return desk.check(CONFIG, there=THERE + f"engine: {{{sizes}, device: cpu, group_kinds: [full]}}\n")
+    return desk.check(CONFIG, there=THERE + engine("4MiB"))
 
 
 def error_and_what_stands_on_it(desk: Desk) -> Ran:
@@ -132,6 +176,29 @@ def waivers_of_every_kind(desk: Desk) -> Ran:
 
 def template_over_tiers(desk: Desk) -> Ran:
     return desk.check(CONFIG.replace("8GiB", "8GiB, reel: 12"))
+
+
+def two_tiers(desk: Desk) -> Ran:
+    return desk.check_tiers(TIERS, engine=engine("4MiB"))
+
+
+def two_tiers_that_do_not_fit_together(desk: Desk) -> Ran:
+    first = TIERS.replace("8GiB", "8GiB, load_deadline: 1s, store: write_through")
+    more = "  far: {use: disk, path: /cache/, capacity: 80MiB, store: write_on_evict, in_flight: 4GiB}\n"
+    return desk.check_tiers(first.replace("100GiB", "4GiB, in_flight: 64MiB") + more, engine=engine("80MiB"))
+
+
+def tiers_in_the_wrong_order(desk: Desk) -> Ran:
+    head, tiers, cpu, ssd = TIERS.splitlines(keepends=True)
+    return desk.check_tiers(head + tiers + ssd + cpu)
+
+
+def two_tiers_in_memory(desk: Desk) -> Ran:
+    return desk.check_tiers(TIERS + "  more: {use: tape, capacity: 2GiB}\n")
+
+
+def several_instances_in_one_folder(desk: Desk) -> Ran:
+    return desk.check_tiers(TIERS, TIERS, TIERS + "instance: c\n")
 
 
 def several_files(desk: Desk) -> Ran:
@@ -219,6 +286,11 @@ CASES: tuple[Callable[[Desk], Ran], ...] = (
     unverified,
     waivers_of_every_kind,
     template_over_tiers,
+    two_tiers,
+    two_tiers_that_do_not_fit_together,
+    tiers_in_the_wrong_order,
+    two_tiers_in_memory,
+    several_instances_in_one_folder,
     several_files,
     several_files_one_at_fault,
     several_files_on_a_machine_with_a_fault,

@@ -18,10 +18,24 @@ FILE_ALONE: dict[str, object] = {
     "tiers.cpu.use": "cpu",
     "tiers.cpu.capacity": 8 * GIB,
     "tiers.cpu.capabilities.addressable": True,
+    "tiers.cpu.place.front": True,
+    "tiers.cpu.place.idle_keys": (),
     "host.memory_bytes": 32 * GIB,
     "native.available": True,
     "native.why": "installed",
     "host.huge_pages_shmem": "advise",
+}
+FAR: dict[str, object] = {
+    "tiers.far.use": "files",
+    "tiers.far.path": "/cache",
+    "tiers.far.capacity": 200 * GIB,
+    "tiers.far.store": "write_through",
+    "tiers.far.in_flight": GIB >> 2,
+    "tiers.far.capabilities.addressable": False,
+    "tiers.far.capabilities.persistent": True,
+    "tiers.far.capabilities.max_value_bytes": None,
+    "tiers.far.place.front": False,
+    "tiers.far.place.idle_keys": (),
 }
 ENGINE: dict[str, object] = {
     "engine.block_tokens": 128,
@@ -135,15 +149,86 @@ def test_without_tiers_the_missing_tier_is_the_only_complaint() -> None:
     assert unverified(facts) == set()
 
 
-def test_several_tiers_are_refused_by_name() -> None:
-    more = {
-        "tiers.far.use": "files",
-        "tiers.far.capacity": GIB,
-        "tiers.far.capabilities.addressable": False,
+def tier_like_far(name: str, **changes: object) -> dict[str, object]:
+    keys = {path.removeprefix("tiers.far."): value for path, value in FAR.items()}
+    return {f"tiers.{name}.{key}": value for key, value in {**keys, **changes}.items()}
+
+
+@pytest.mark.parametrize("more", [{}, tier_like_far("farther", path="/mnt")])
+@pytest.mark.parametrize("engine", [{}, ENGINE])
+def test_tiers_by_key_behind_memory_are_clean_and_leave_nothing_open(
+    more: dict[str, object], engine: dict[str, object]
+) -> None:
+    facts = FILE_ALONE | FAR | more | engine
+    assert violated(facts) == set()
+    assert unverified(facts) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"tiers.far.capabilities.addressable": True, "tiers.far.capacity": GIB}, {"CORE005"}),
+        (tier_like_far("near", path="/cache/../cache/"), {"CORE006"}),
+        (tier_like_far("near", path="/cache", **{"capabilities.persistent": False}), set()),
+        ({"tiers.far.capacity": 8 * GIB}, set()),
+        ({"tiers.far.capacity": 8 * GIB - 1}, {"CORE007"}),
+        ({"tiers.far.capacity": 1 * GIB, "tiers.far.store": "write_on_evict"}, set()),
+        ({"tiers.cpu.place.idle_keys": ("store",)}, {"CORE008"}),
+        ({"tiers.far.in_flight": 2 * GIB}, set()),
+        ({"tiers.far.in_flight": 2 * GIB + 1}, {"CORE009"}),
+        ({"tiers.far.in_flight": 4 << 20}, set()),
+        ({"tiers.far.in_flight": (4 << 20) - 1}, {"CORE010"}),
+        ({"tiers.far.capacity": 1 << 20, "tiers.far.store": "write_on_evict"}, {"CORE004"}),
+        ({"tiers.far.capacity": 4 << 20, "tiers.far.store": "write_on_evict"}, {"CORE011"}),
+        ({"tiers.far.capacity": (4 << 20) + 4096, "tiers.far.store": "write_on_evict"}, set()),
+        ({"tiers.far.capabilities.max_value_bytes": 4 << 20}, set()),
+        ({"tiers.far.capabilities.max_value_bytes": (4 << 20) - 1}, {"CORE012"}),
+    ],
+)
+def test_one_change_about_a_lower_tier_breaks_one_rule(
+    changes: dict[str, object], expected: set[str]
+) -> None:
+    assert violated(FILE_ALONE | ENGINE | FAR | changes) == expected
+    assert unverified(FILE_ALONE | ENGINE | FAR | changes) == set()
+
+
+def test_tiers_in_the_wrong_order_are_one_complaint_about_the_first() -> None:
+    swapped = {
+        "tiers.cpu.place.front": False,
+        "tiers.far.place.front": True,
+        "tiers.far.place.idle_keys": ("store",),
+        "tiers.far.capacity": 1 << 20,
     }
-    report = judge(FILE_ALONE | more)
-    assert {f.rule.id for f in report.select(Outcome.VIOLATED)} == {"CORE002", "CORE003"}
-    assert "several tiers are configured (cpu, far)" in report.text()
+    report = judge(FILE_ALONE | FAR | swapped)
+    assert [(f.rule.id, f.member) for f in report.select(Outcome.VIOLATED)] == [("CORE003", "far")]
+    assert "cpu: {use: cpu, capacity: 16GiB}" in report.text()
+
+
+@pytest.mark.parametrize(
+    ("path", "rule_ids"),
+    [
+        # A tier whose capacity could not be judged (CORE004) is not judged a second time (CORE011).
+        ("engine.chunk_bytes", {"CORE004", "CORE010", "CORE012"}),
+        ("tiers.far.in_flight", {"CORE009", "CORE010"}),
+        ("tiers.far.capabilities.max_value_bytes", {"CORE012"}),
+    ],
+)
+def test_what_is_not_known_about_a_lower_tier_is_not_a_pass(path: str, rule_ids: set[str]) -> None:
+    facts = FILE_ALONE | ENGINE | FAR
+    del facts[path]
+    assert unverified(facts) == rule_ids
+
+
+def test_an_engine_that_cannot_be_cached_is_not_refused_over_a_lower_tier() -> None:
+    odd = {"engine.group_kinds": ("mamba",), "engine.chunk_bytes": 9 * GIB, "tiers.far.in_flight": 1}
+    assert violated(FILE_ALONE | ENGINE | FAR | odd) == {"CORE024"}
+
+
+def test_each_lower_tier_is_told_by_its_own_name() -> None:
+    facts = FILE_ALONE | FAR | tier_like_far("deep", path="/mnt", in_flight=3 * GIB)
+    found = judge(facts).select(Outcome.VIOLATED)
+    assert [(f.rule.id, f.member) for f in found] == [("CORE009", "deep")]
+    assert "may hold 3 GiB of the first tier's 8 GiB" in found[0].message
 
 
 @given(

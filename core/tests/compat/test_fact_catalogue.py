@@ -32,6 +32,7 @@ CATALOGUE = FactCatalogue(
 )
 # The folder of a persistent backend: whoever brings such a backend says what its path means.
 OF_PLUGINS = {
+    "tiers.*[capabilities.persistent][path].path",
     "one.tiers.*[capabilities.persistent][path].path",
     "other.tiers.*[capabilities.persistent][path].path",
 }

@@ -24,6 +24,7 @@ from kvferry.compat import (
     core_rules,
     rule_faults,
 )
+from kvferry.config import DEFAULT_INSTANCE
 
 GIB = 1 << 30
 CORE = [OwnedRule(rule=rule, owner="core") for rule in core_rules()]
@@ -89,7 +90,7 @@ def test_every_two_are_compared_once(instances: list[str | None]) -> None:
 
 KEYS = st.fixed_dictionaries(
     {
-        "instance": st.sampled_from(["x", "y", None]),
+        "instance": st.sampled_from(["x", "y", DEFAULT_INSTANCE, None]),
         "model_identity": st.sampled_from(["m", "n", None]),
         "chunk_tokens": st.sampled_from([256, 512]),
     }
@@ -121,7 +122,12 @@ def test_which_file_is_named_first_does_not_matter(
         each["tiers.d.capabilities.persistent"] and not each["tiers.d.capabilities.shared"]
         for each in (one[1], other[1])
     )
-    assert (("CORE061", Outcome.VIOLATED) in forth) is (same and lone)
+    named = [each[0]["instance"] for each in (one, other)]
+    # A store keeps instances apart by name; those without one have the same.
+    clash = same and lone and len({name or DEFAULT_INSTANCE for name in named}) == 1
+    alike = None not in named and named[0] == named[1]
+    assert (("CORE061", Outcome.VIOLATED) in forth) is (clash and not alike)
+    assert (("CORE060", Outcome.VIOLATED) in forth) is alike
     # Nothing that a pair of files says may be left open.
     assert not [f for f in together(a, b).findings if f.outcome is Outcome.UNVERIFIED]
 
@@ -146,6 +152,33 @@ def test_the_budget_is_the_sum_over_all_instances(capacities: list[int], workers
         assert (budget, warning in told) == (set(), True)
     else:
         assert budget == ({warning} if need > 0.8 * 64 else set())
+
+
+DISK = {
+    "tiers.d.path": "/cache",
+    "tiers.d.capabilities.persistent": True,
+    "tiers.d.capabilities.shared": False,
+}
+
+
+def test_instances_without_a_name_cannot_share_a_folder() -> None:
+    a, b = member("a", tier(4, **DISK)), member("b", tier(4, **DISK))
+    report = together(a, b)
+    assert violated(report) == ["CORE061"]
+    assert "persistent tiers keep their chunks in one folder (/cache; /cache)" in report.text()
+    assert "(instance: not set; not set)" in report.text()
+
+
+@pytest.mark.parametrize(("name", "found"), [(DEFAULT_INSTANCE, ["CORE061"]), ("b", [])])
+def test_an_instance_without_a_name_has_a_name_in_the_folder(name: str, found: list[str]) -> None:
+    report = together(member("a", tier(4, **DISK)), member("b", tier(4, instance=name, **DISK)))
+    assert violated(report) == found
+
+
+def test_the_folder_is_judged_when_two_of_one_name_are_waived() -> None:
+    a = member("a", tier(4, instance="x", **DISK), "CORE060")
+    report = together(a, member("b", tier(4, instance="x", **DISK)))
+    assert [f.rule.id for f in report.select(Outcome.VIOLATED) if f.troubles] == ["CORE061"]
 
 
 def test_peers_that_cannot_share_are_told() -> None:
@@ -179,7 +212,7 @@ def test_a_waiver_of_a_rule_about_several_is_silent_alone_and_told_together() ->
 
 
 def test_a_waiver_of_a_rule_about_one_is_told_with_its_instance_only() -> None:
-    a, b = member("a", tier(4), "CORE002"), member("b", tier(4))
+    a, b = member("a", tier(4), "CORE042"), member("b", tier(4))
     assert [judged.state for judged in a.report.waivers] == [WaiverState.HOLDS]
     assert together(a, b).waivers == ()
 

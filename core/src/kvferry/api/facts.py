@@ -31,6 +31,8 @@ class FactSource(enum.Enum):
     """A claim of a spec that the configuration selects."""
     HOST = "host"
     """A probe of the machine, or a facts file about it."""
+    CORE = "core"
+    """Core, which works it out of the configuration."""
     ENGINE = "engine"
     """The engine that starts, or a facts file about it."""
 

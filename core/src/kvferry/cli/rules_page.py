@@ -39,6 +39,7 @@ _GIVEN_BY = {
     FactSource.ENGINE: "the engine",
     FactSource.PLUGIN: "a plugin's claim",
     FactSource.CONFIGURATION: "the configuration",
+    FactSource.CORE: "core",
 }
 
 

@@ -55,6 +55,14 @@ _CLAIMS = (
         "connectors that listed plugins provide; not known while one of them cannot be used",
     ),
 )
+_PLACES = (
+    ("tiers.*.place.front", FactKind.FLAG, "the tier is the first, through whose memory all bytes pass"),
+    (
+        "tiers.*.place.idle_keys",
+        FactKind.TEXTS,
+        "keys that were set on the first tier and are about lower ones only",
+    ),
+)
 _AT_LEAST_ONE = frozenset(
     (
         "host.cpus",
@@ -79,6 +87,7 @@ CORE_FACTS = tuple(
         (FactSource.HOST, _HOST),
         (FactSource.ENGINE, _ENGINE),
         (FactSource.PLUGIN, _CLAIMS),
+        (FactSource.CORE, _PLACES),
     )
     for path, kind, meaning in rows
 )

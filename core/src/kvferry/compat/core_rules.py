@@ -6,6 +6,7 @@ from kvferry.api import Rule
 from kvferry.compat.engine_rules import ENGINE_RULES
 from kvferry.compat.fleet_rules import FLEET_RULES
 from kvferry.compat.host_rules import HOST_RULES
+from kvferry.compat.lower_tier_rules import LOWER_TIER_RULES
 from kvferry.compat.tier_rules import TIER_RULES
 
 RULE_PREFIX = "CORE"
@@ -15,4 +16,5 @@ __all__ = ["RULE_PREFIX", "core_rules"]
 
 def core_rules() -> tuple[Rule, ...]:
     """All rules of core in the order of their ids."""
-    return tuple(sorted((*TIER_RULES, *ENGINE_RULES, *HOST_RULES, *FLEET_RULES), key=lambda rule: rule.id))
+    rules = (*TIER_RULES, *LOWER_TIER_RULES, *ENGINE_RULES, *HOST_RULES, *FLEET_RULES)
+    return tuple(sorted(rules, key=lambda rule: rule.id))

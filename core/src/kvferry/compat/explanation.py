@@ -19,8 +19,10 @@ _GIVEN = {
     FactSource.CONFIGURATION: "from the configuration",
     FactSource.PLUGIN: "claimed by a plugin",
     FactSource.HOST: "from the host",
+    FactSource.CORE: "worked out by core",
     FactSource.ENGINE: "from the engine",
 }
+_MOST_TELLING_FIRST = (Outcome.VIOLATED, Outcome.UNVERIFIED, Outcome.OK, Outcome.NOT_APPLICABLE)
 
 
 @frozen(kw_only=True)
@@ -73,13 +75,14 @@ def explain(owned: OwnedRule, catalogue: FactCatalogue) -> Explanation:
 def _example(owned: OwnedRule, example: Example, catalogue: FactCatalogue) -> ExplainedExample:
     facts = {path: Fact(path=path, value=value, origin="") for path, value in example.facts.items()}
     findings = list(apply(owned, Subject(facts=facts)))
-    worst = next((each for each in findings if each.outcome is Outcome.VIOLATED), findings[0])
-    failed = worst.outcome is Outcome.VIOLATED
+    # Of several members one may be what the example is about, and the others only stand around it.
+    telling = min(findings, key=lambda finding: _MOST_TELLING_FIRST.index(finding.outcome))
+    failed = telling.outcome is Outcome.VIOLATED
     return ExplainedExample(
         example=example,
-        outcome=worst.outcome,
-        message=worst.message if failed else "",
-        fix=worst.fix if failed else "",
+        outcome=telling.outcome,
+        message=telling.message if failed else "",
+        fix=telling.fix if failed else "",
         facts=tuple(_fact_text(fact, catalogue) for fact in facts.values()),
     )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Mapping, Sequence
 
 from kvferry.api import Check, Example, Known, Rule, Scope, Severity
 from kvferry.compat.host_rules import COMFORTABLE, shown
+from kvferry.compat.tier_rules import FOLDERS, folder
+from kvferry.config import DEFAULT_INSTANCE
 
 _GIB = 1 << 30
 _BOTH_NAMED = Check(
@@ -15,22 +16,34 @@ _BOTH_NAMED = Check(
     lambda one, other: one is not None and other is not None,
 )
 
-# A persistent backend that keeps files names their folder in its key path.
-_FOLDERS = "tiers.*[capabilities.persistent][path].path"
 _SHARED = "tiers.*[capabilities.persistent][path].capabilities.shared"
-_STORES = (f"one.{_FOLDERS}", f"one.{_SHARED}", f"other.{_FOLDERS}", f"other.{_SHARED}")
+_STORES = (
+    "one.instance",
+    f"one.{FOLDERS}",
+    f"one.{_SHARED}",
+    "other.instance",
+    f"other.{FOLDERS}",
+    f"other.{_SHARED}",
+)
 
 _IN_MEMORY = "instances.*.tiers.*[capabilities.addressable].capacity"
 _WORKERS = "instances.*.engine.workers"
 _WORKERS_KNOWN = Known(_WORKERS)
 
 
-def _own_folders(one: Sequence[str], one_shared: Sequence[bool], *of_other: Sequence[object]) -> bool:
-    other, other_shared = of_other
-    taken = {
-        os.path.normpath(str(path)) for path, shared in zip(other, other_shared, strict=True) if not shared
-    }
-    mine = {os.path.normpath(path) for path, shared in zip(one, one_shared, strict=True) if not shared}
+def _kept_apart(
+    one: str | None,
+    one_paths: Sequence[object],
+    one_shared: Sequence[bool],
+    other: str | None,
+    other_paths: Sequence[object],
+    other_shared: Sequence[bool],
+) -> bool:
+    """In one folder, a backend tells instances apart by their names; no two have the same at a time."""
+    if (one or DEFAULT_INSTANCE) != (other or DEFAULT_INSTANCE):
+        return True
+    mine = {folder(path) for path, shared in zip(one_paths, one_shared, strict=True) if not shared}
+    taken = {folder(path) for path, shared in zip(other_paths, other_shared, strict=True) if not shared}
     return mine.isdisjoint(taken)
 
 
@@ -53,9 +66,12 @@ def _ones_fit(share: float = 1) -> Check:
     )
 
 
-def _stores(one: str, other: str, *, shared: bool = False) -> Mapping[str, object]:
+def _stores(
+    one: str, other: str, *, names: tuple[str | None, str | None] = (None, None), shared: bool = False
+) -> Mapping[str, object]:
     facts: dict[str, object] = {}
-    for word, path in (("one", one), ("other", other)):
+    for word, path, name in zip(("one", "other"), (one, other), names, strict=True):
+        facts[f"{word}.instance"] = name
         facts[f"{word}.tiers.disk.path"] = path
         facts[f"{word}.tiers.disk.capabilities.persistent"] = True
         facts[f"{word}.tiers.disk.capabilities.shared"] = shared
@@ -106,20 +122,23 @@ FLEET_RULES = (
         scope=Scope.PAIR,
         when=Check(
             "one and other have persistent tiers with a path",
-            (f"one.{_FOLDERS}", f"other.{_FOLDERS}"),
+            (f"one.{FOLDERS}", f"other.{FOLDERS}"),
             lambda one, other: bool(one) and bool(other),
         ),
         require=Check(
-            "no folder of a persistent tier that is not shared is named by both",
+            "the instances differ in name, or no path of a persistent tier that is not shared is in both",
             _STORES,
-            _own_folders,
+            _kept_apart,
         ),
-        message=f"persistent tiers keep their chunks in one folder ({{one.{_FOLDERS}}}; "
-        f"{{other.{_FOLDERS}}}), and their backends do not share",
-        fix="give each instance's tier a path of its own, or use a backend that instances may share",
+        requires=("CORE060",),
+        message=f"persistent tiers keep their chunks in one folder ({{one.{FOLDERS}}}; {{other.{FOLDERS}}}), "
+        "and there instances are told apart by name alone (instance: {one.instance}; {other.instance})",
+        fix="name the instances, for example  instance: a  and  instance: b, or give the tier of each a path "
+        "of its own",
         source="design",
         examples=(
             Example(facts=_stores("/cache/a", "/cache/b"), passes=True),
+            Example(facts=_stores("/cache", "/cache", names=("a", None)), passes=True),
             Example(facts=_stores("/cache", "/cache", shared=True), passes=True),
             Example(facts=_stores("/cache/a", "/cache/./a/"), passes=False),
         ),

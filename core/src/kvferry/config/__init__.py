@@ -18,11 +18,13 @@ from kvferry.config.leaves import Leaf
 from kvferry.config.nodes import ConfigPath
 from kvferry.config.reading import RawConfig, read_core
 from kvferry.config.schema import (
+    DEFAULT_INSTANCE,
     Config,
     Connector,
     Eviction,
     OnError,
     PluginEntry,
+    StoreWhen,
     Tier,
 )
 from kvferry.config.sections import OwnKeys, Resolver, Selection
@@ -30,6 +32,7 @@ from kvferry.config.show import config_data, config_text
 from kvferry.config.sources import ConfigSources, find_config
 
 __all__ = [
+    "DEFAULT_INSTANCE",
     "ByteSize",
     "Config",
     "ConfigPath",
@@ -44,6 +47,7 @@ __all__ = [
     "RawConfig",
     "Resolver",
     "Selection",
+    "StoreWhen",
     "Tier",
     "config_data",
     "config_text",

@@ -83,6 +83,12 @@ def positive(_instance: object, attribute: Attribute[Any], value: float) -> None
         raise Unacceptable("must be above zero", remedy=_or_nothing("write a larger value", attribute))
 
 
+def not_negative(_instance: object, attribute: Attribute[Any], value: float) -> None:
+    """Validator: zero or above."""
+    if value < 0:
+        raise Unacceptable("must not be below zero", remedy=_or_nothing("write 0 or more", attribute))
+
+
 def share(_instance: object, attribute: Attribute[Any], value: float) -> None:
     """Validator: from 0 to 1."""
     if not 0 <= value <= 1:

@@ -19,6 +19,7 @@ from kvferry.config.fields import (
     Unacceptable,
     computed,
     not_blank,
+    not_negative,
     origin,
     own_keys,
     plain_name,
@@ -28,6 +29,7 @@ from kvferry.config.fields import (
 )
 from kvferry.config.flow import flow_text
 from kvferry.config.leaves import HIDDEN, Leaf
+from kvferry.config.places import place_facts
 
 TierName = NewType("TierName", str)
 """Lower-case letters, digits, ``_`` and ``-``, so that variables and dotted names can reach it."""
@@ -35,6 +37,10 @@ RuleId = NewType("RuleId", str)
 """Id of a compatibility rule, upper-case; written in any letter case."""
 Reason = NewType("Reason", str)
 """Text with something to read in it."""
+
+
+DEFAULT_INSTANCE = "kvferry"
+"""What an instance without a name of its own is called in the stores of persistent tiers."""
 
 
 class OnError(enum.Enum):
@@ -82,9 +88,18 @@ class Eviction:
     origin: str = origin()
 
 
+class StoreWhen(enum.Enum):
+    """When chunks are copied down to a lower tier."""
+
+    WRITE_THROUGH = "write_through"
+    """As soon as they are in the first tier."""
+    WRITE_ON_EVICT = "write_on_evict"
+    """When the first tier would drop them to make room."""
+
+
 @frozen(kw_only=True)
 class Tier:
-    """A configured use of a backend."""
+    """A configured use of a backend. All behind the first are lower tiers."""
 
     use: str = field(metadata={"doc": "name of the backend"})
     capacity: ByteSize = field(
@@ -100,6 +115,38 @@ class Tier:
         default=0.5,
         validator=share,
         metadata={"doc": "how much of the tier requests may pin, from 0 (nothing) to 1 (all of it)"},
+    )
+    store: StoreWhen = field(
+        default=StoreWhen.WRITE_THROUGH,
+        metadata={"doc": "lower tier: when chunks are copied down, at once or as the first tier drops them"},
+    )
+    in_flight: ByteSize = field(
+        default=ByteSize(256 << 20),
+        validator=positive,
+        metadata={
+            "doc": "lower tier: memory of the first tier that copies down may hold at once; as much again "
+            "for loads"
+        },
+    )
+    load_deadline: Duration = field(
+        default=Duration(5.0),
+        validator=positive,
+        metadata={"doc": "lower tier: how long a request waits for its chunks before they are computed"},
+    )
+    store_deadline: Duration = field(
+        default=Duration(30.0),
+        validator=positive,
+        metadata={"doc": "lower tier: how long one copy down may take"},
+    )
+    min_load_tokens: int = field(
+        default=0,
+        validator=not_negative,
+        metadata={"doc": "lower tier: hits of fewer tokens are computed instead; 0 loads every hit"},
+    )
+    retry_after: Duration = field(
+        default=Duration(30.0),
+        validator=positive,
+        metadata={"doc": "lower tier: pause after which a tier that failed is opened again"},
     )
     options: object = own_keys(BackendSpec)
     origin: str = origin()
@@ -143,7 +190,8 @@ class Config:
         """Every value as a fact by its dotted path. A secret's value is ``***``, or None if unset.
 
         A mapping of plain values is a fact as well, in one piece: its keys are the user's and may hold
-        dots, so that no path reaches them for certain.
+        dots, so that no path reaches them for certain. Beside a tier's keys stand two facts below
+        ``place``: whether it is the first, and which of its keys do nothing there.
         """
         facts: dict[str, Fact] = {}
         for leaf in self.leaves:
@@ -156,6 +204,10 @@ class Config:
                 whole = ".".join(leaf.path[:-1])
                 facts[whole] = _extended(facts.get(whole), whole, leaf.path[-1], fact)
             facts[path] = fact
+        tiers = dict.fromkeys(
+            leaf.path[1] for leaf in self.leaves if leaf.path[0] == "tiers" != leaf.path[-1]
+        )
+        facts.update({fact.path: fact for fact in place_facts(tiers, facts)})
         return facts
 
 

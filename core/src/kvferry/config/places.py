@@ -1,0 +1,36 @@
+"""Where each tier stands among the others, as facts: a path alone does not say which tier is the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from kvferry.api import Fact
+from kvferry.config.nodes import DEFAULT
+
+LOWER_TIER_KEYS = (
+    "store",
+    "in_flight",
+    "load_deadline",
+    "store_deadline",
+    "min_load_tokens",
+    "retry_after",
+)
+"""Keys of a tier that say how chunks travel between it and the first tier. On the first they do nothing."""
+
+
+def place_facts(tiers: Iterable[str], facts: Mapping[str, Fact]) -> Iterator[Fact]:
+    """For each tier, fast to slow: whether it is the first, and which of its keys do nothing there.
+
+    ``facts`` are those of the tiers' own keys.
+    """
+    for number, tier in enumerate(tiers):
+        front = number == 0
+        stands = facts[f"tiers.{tier}.use"].origin
+        own = [facts[f"tiers.{tier}.{key}"] for key in LOWER_TIER_KEYS] if front else []
+        idle = [fact for fact in own if fact.origin != str(DEFAULT)]
+        yield Fact(path=f"tiers.{tier}.place.front", value=front, origin=stands)
+        yield Fact(
+            path=f"tiers.{tier}.place.idle_keys",
+            value=tuple(fact.path.rpartition(".")[2] for fact in idle),
+            origin=", ".join(dict.fromkeys(fact.origin for fact in idle)) or stands,
+        )
