@@ -39,6 +39,7 @@ BLOCK = SETTINGS.engine.block_tokens
 CHUNK = SETTINGS.chunk_blocks * BLOCK
 CHUNKS = 2000
 NEW_CHAIN = key_chains(SETTINGS)
+SPACE = NEW_CHAIN("", None).namespace
 
 
 class WaitingClock:
@@ -183,7 +184,7 @@ def test_no_hook_is_called_in_ten_thousand_operations(folder: Path) -> None:
         block_bytes=(memory.engine_groups()[0].block_bytes,),
     )
     environment = {"XDG_RUNTIME_DIR": str(folder)}
-    scheduler = open_scheduler(config, plugins, description, SavingOptions(), environment)
+    scheduler = open_scheduler(config, plugins, description, SavingOptions(), environment, SPACE)
     worker = open_worker(
         config,
         plugins,

@@ -51,7 +51,8 @@ class Backend(Protocol):
         ...
 
     def recover(self) -> Iterable[ChunkHeader]:
-        """The header of every chunk that can be found, each once, in any order.
+        """The header of every chunk that can be found, each once: those that were used longest ago first,
+        as far as the store knows.
 
         For persistent backends; called after ``open`` and before the first batch, may block. Half
         written chunks and those with a damaged header are left out, and what they took is free again;

@@ -11,11 +11,12 @@ from kvferry.api.errors import ErrorKind, KVFerryError
 from kvferry.api.keys import DIGEST_BYTES, ChunkKey
 
 _MAGIC = b"kvferryC"
-_VERSION = 1
+_VERSION = 2
 _FRAME = struct.Struct("<8sII")  # magic, version, length of all up to the checksum
-_FIXED = struct.Struct("<64s?32sIIQIII")  # key, parent, depth, tokens, size, counts of what follows
+_FIXED = struct.Struct("<64s?32sIIQdIII")  # key, parent, depth, tokens, size, end, counts of what follows
 _ALIAS = struct.Struct("<32sI")
 _CHECKSUM = struct.Struct("<I")
+_DIGEST_LENGTHS = frozenset((DIGEST_BYTES,))
 
 
 @frozen(kw_only=True)
@@ -39,13 +40,23 @@ class ChunkHeader:
     """Label of the model, for people. Identity is in the key."""
     aliases: tuple[tuple[bytes, int], ...] = ()
     """Digests of its beginnings, and how many tokens each holds."""
+    expires: float = 0.0
+    """When its time to live ends, in seconds since 1970; 0 is never. Whoever finds it later minds that."""
 
     def __attrs_post_init__(self) -> None:
         self.key.to_bytes()
-        digests = [alias for alias, _ in self.aliases] + ([] if self.parent is None else [self.parent])
-        if any(len(digest) != DIGEST_BYTES for digest in digests):
+        lengths = {len(alias) for alias, _ in self.aliases}
+        if self.parent is not None:
+            lengths.add(len(self.parent))
+        if lengths - _DIGEST_LENGTHS:
             raise ValueError(f"a digest has not {DIGEST_BYTES} bytes: {self!r}")
-        if self.size < 1 or self.tokens < 1 or self.depth < 0 or (self.parent is None) != (self.depth == 0):
+        if (
+            not self.expires >= 0
+            or self.size < 1
+            or self.tokens < 1
+            or self.depth < 0
+            or (self.parent is None) != (self.depth == 0)
+        ):
             raise ValueError(f"no chunk has such a header: {self!r}")
 
     def to_bytes(self) -> bytes:
@@ -59,6 +70,7 @@ class ChunkHeader:
             self.depth,
             self.tokens,
             self.size,
+            self.expires,
             len(owner),
             len(model),
             len(self.aliases),
@@ -92,8 +104,9 @@ def _decode(raw: bytes) -> tuple[ChunkHeader, int]:
     if zlib.crc32(raw[:length]) != checksum:
         raise ValueError("its checksum differs")
     at = _FRAME.size
-    key, has_parent, parent, depth, tokens, size, owner, model, aliases = _FIXED.unpack_from(raw, at)
+    key, has_parent, parent, depth, tokens, size, expires, owner, model, aliases = _FIXED.unpack_from(raw, at)
     at += _FIXED.size
+    behind = at + owner + model
     header = ChunkHeader(
         key=ChunkKey.from_bytes(key),
         parent=parent if has_parent else None,
@@ -102,12 +115,7 @@ def _decode(raw: bytes) -> tuple[ChunkHeader, int]:
         size=size,
         owner=raw[at : at + owner].decode("utf-8", "surrogatepass"),
         model=raw[at + owner : at + owner + model].decode("utf-8", "surrogatepass"),
-        aliases=tuple(
-            (alias, count)
-            for alias, count in (
-                _ALIAS.unpack_from(raw, at + owner + model + _ALIAS.size * number)
-                for number in range(aliases)
-            )
-        ),
+        aliases=tuple(_ALIAS.iter_unpack(raw[behind : behind + _ALIAS.size * aliases])),
+        expires=expires,
     )
     return header, length + _CHECKSUM.size

@@ -109,7 +109,9 @@ class BackendContext:
     operation_seconds: float = 10.0
     """How long something may take for which the contract gives no deadline, for example to connect."""
     max_value_bytes: int | None = None
-    """What the spec claims as its largest value. A backend refuses what is larger; ``None`` is no limit."""
+    """The largest value that comes. A backend refuses what is larger; ``None`` is no limit."""
+    max_header_bytes: int = 4096
+    """How large an encoded :class:`ChunkHeader` may get, a multiple of 4096; longer ones may be refused."""
 
     def view(self, span: Span) -> memoryview:
         """The bytes of ``span``, writable, without a copy. Any thread.

@@ -34,7 +34,7 @@ def audit(residency: Residency, leases: LeaseTable) -> None:
 
 def _audit_slots(residency: Residency, used: list[int]) -> None:
     pool = residency.tier.pool
-    owned = [residency.tier.slot.view[row] for row in used]
+    owned = [residency.tier.slot.view[row] for row in used] + residency.withheld
     free = pool.free_numbers()
     assert len(free) == pool.free, "the free slots are miscounted"
     assert len(set(owned)) == len(owned), "two entries share a slot"

@@ -7,6 +7,7 @@ import enum
 from kvferry.api import NO_PARENT
 from kvferry.control.columns import Column, Ids
 from kvferry.control.index import DigestTable
+from kvferry.control.outcomes import ChunkFacts
 from kvferry.control.partials import PartialIndex
 from kvferry.control.salts import SaltBook
 from kvferry.control.slots import SlotPool
@@ -81,9 +82,9 @@ class EntryTable:
             self.model.view[row] = self.models.acquire(model)
         self.digests.store(row, digest)
         if tokens < self.chunk_tokens:
-            self.partials.attach(row, digest)
-        for alias, _ in aliases:
-            self.partials.attach(row, alias)
+            self.partials.attach(row, digest, tokens)
+        for alias, held in aliases:
+            self.partials.attach(row, alias, held)
         self.pending[digest] = row
         self.link(row, parent)
         return row
@@ -186,6 +187,23 @@ class EntryTable:
         """Whether nothing else stands directly behind the chunk before it."""
         first = self._first.view[self.parent.view[row]]
         return first == row and self._next.view[row] == NOBODY
+
+    def facts(self, row: int, end: float) -> ChunkFacts:
+        """All that must be known of the chunk to find it again elsewhere. The row before it must not
+        have been discarded."""
+        digest = self.digests.digest(row)
+        parent = self.parent.view[row]
+        aliases = self.partials.pairs(row)
+        return ChunkFacts(
+            digest=digest,
+            parent=None if parent == ROOT else self.digests.digest(parent),
+            depth=self.depth.view[row],
+            tokens=self.tokens.view[row],
+            aliases=tuple(aliases if self.is_full(row) else aliases[1:]),
+            salt=self.salts.name(self.salt.view[row]),
+            model=self.model_name(row),
+            end=end,
+        )
 
     def towards_end(self, row: int, steps: int) -> int:
         """Some end of a chain that goes through ``row``, or the row so many steps nearer to it."""

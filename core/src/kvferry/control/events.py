@@ -69,7 +69,8 @@ class EventLog:
     def stored(self, row: int, parent: int, fact: Callable[[object], StoredFact]) -> None:
         """A full chunk became visible behind ``parent`` (a row, or negative)."""
         content = self._contents.pop(row, None)
-        if parent < 0 or self.told.view[parent]:
+        # Of a chunk that came from another tier nobody here knows the content yet: whoever uses it does.
+        if content is not None and (parent < 0 or self.told.view[parent]):
             self.tell(row, fact(content))
 
     def tell(self, row: int, fact: StoredFact) -> bool:

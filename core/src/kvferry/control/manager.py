@@ -10,6 +10,7 @@ from kvferry.api import EvictionPolicy, QuotaPolicy
 from kvferry.control.audit import audit
 from kvferry.control.clearing import ClearCursor, QuotaCursor
 from kvferry.control.columns import as_sequence
+from kvferry.control.copying import Copying
 from kvferry.control.deadlines import NEVER
 from kvferry.control.entries import NOBODY, ROOT, State
 from kvferry.control.events import CacheFact, EventLog
@@ -89,6 +90,8 @@ class CacheManager:
         self._leases = LeaseTable()
         self._readers = Readers(self._residency, self._leases, lease_seconds)
         self._writers = Writers(self._residency, self._leases, write_seconds, self._quotas)
+        self.copying = Copying(self._residency, self._leases)
+        """What other tiers see of this one."""
         self._expired = 0
         self._ended = 0
 

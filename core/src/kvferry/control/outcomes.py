@@ -61,6 +61,38 @@ class ChunkWrite:
     aliases: tuple[tuple[bytes, int], ...] = ()
 
 
+@frozen
+class ChunkFacts:
+    """All that is known of a chunk in some tier: what another tier needs to keep it, too.
+
+    ``end`` is when its time to live ends, in the manager's seconds; infinity if never. The rest is as
+    for :class:`ChunkWrite`, with the salt and the model (empty for the base model) that it belongs to.
+    """
+
+    digest: bytes
+    parent: bytes | None
+    depth: int
+    tokens: int
+    aliases: tuple[tuple[bytes, int], ...]
+    salt: str
+    model: str
+    end: float
+
+    @property
+    def write(self) -> ChunkWrite:
+        return ChunkWrite(self.digest, self.parent, self.depth, self.tokens, self.aliases)
+
+
+@frozen
+class Lent:
+    """Chunks that somebody copies elsewhere: their slots stay as they are until the lease ends by
+    :meth:`CacheManager.finish_load`."""
+
+    lease: int
+    chunks: tuple[ChunkFacts, ...]
+    slots: tuple[int, ...]
+
+
 class WriteOutcome(enum.Enum):
     GRANTED = "granted"
     RESIDENT = "resident"

@@ -22,13 +22,15 @@ class PartialIndex:
         self.table = DigestTable(records)
         self._pool = SlotPool(records, records)
         self._holder = Column(records)
+        self._tokens = Column(records)
         self._next = Column(records)
         self._first = Column(entries)
         """Record number plus one, so that untouched zeros mean none."""
 
-    def attach(self, entry: int, digest: bytes) -> None:
+    def attach(self, entry: int, digest: bytes, tokens: int) -> None:
         record = self._pool.take()
         self.table.store(record, digest)
+        self._tokens.view[record] = tokens
         self._holder.view[record] = entry
         self._next.view[record] = self._first.view[entry]
         self._first.view[entry] = record + 1
@@ -54,6 +56,12 @@ class PartialIndex:
 
     def digests(self, entry: int) -> list[bytes]:
         return [self.table.digest(record) for record in self._records(entry)]
+
+    def pairs(self, entry: int) -> list[tuple[bytes, int]]:
+        """The digests of an entry and the tokens that each stands for, in the order of their attachment."""
+        found = [(self.table.digest(record), self._tokens.view[record]) for record in self._records(entry)]
+        found.reverse()
+        return found
 
     def holders(self) -> Iterator[tuple[bytes, int]]:
         """Every digest that can be found, with its entry, for audits; slow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from kvferry.control.columns import Column, Ids, as_sequence
 from kvferry.control.deadlines import NEVER, Deadlines
 from kvferry.control.entries import ROOT, EntryTable, State
 from kvferry.control.events import EventLog, StoredFact
-from kvferry.control.outcomes import Removed
+from kvferry.control.outcomes import ChunkFacts, Removed
 from kvferry.control.pins import Pins
 from kvferry.control.tier import Tier
 
@@ -54,6 +55,12 @@ class Residency:
         self.dropped = 0
         self.stored = 0
         self.aborted = 0
+        self.withheld: list[int] = []
+        """Slots that nobody gets, because the store behind them has no room for so many."""
+        self.published: deque[bytes] | None = None
+        """Digests of chunks that became visible, in order, for whoever copies them elsewhere."""
+        self.freed: deque[bytes] | None = None
+        """Digests of chunks whose slot became free, for whoever keeps their bytes."""
 
     @property
     def retiring(self) -> int:
@@ -163,6 +170,8 @@ class Residency:
             entries.digests.list_row(row)
         self._move(row, State.VISIBLE)
         self.stored += 1
+        if self.published is not None:
+            self.published.append(digest)
         if full and self.events is not None:
             self.events.stored(row, entries.parent.view[row], lambda content: self.fact(row, content))
         self.tier.policy.insert(
@@ -311,8 +320,40 @@ class Residency:
     def evict(self, need: int, owner: str | None = None) -> int:
         """Free up to ``need`` slots of entries that nobody uses, all of them ``owner``'s if given (the
         policy then keeps owners apart); how many were freed."""
+        victims = self._choose(need, owner)
+        parents = [self.entries.parent.view[row] for row in victims]
+        mortal = self.deadlines.used
+        for row in victims:
+            if mortal:
+                self.deadlines.set(row, NEVER)
+            self._conceal(row)
+            self._free(row)
+        self._bared(parents)
+        return len(victims)
+
+    def set_aside(self, need: int) -> list[tuple[int, ChunkFacts]]:
+        """As :meth:`evict`, but the entries keep their slots: they retire under a lease of the caller's,
+        which :meth:`let_go` ends. What was known of each stands beside it."""
+        victims = [(row, self.describe(row)) for row in self._choose(need, None)]
+        parents = [self.entries.parent.view[row] for row, _ in victims]
+        mortal = self.deadlines.used
+        for row, _ in victims:
+            if mortal:
+                self.deadlines.set(row, NEVER)
+            self._conceal(row)
+            self._move(row, State.RETIRING)
+        self.hold(np.array([row for row, _ in victims], np.int64))
+        self._bared(parents)
+        return victims
+
+    def describe(self, row: int) -> ChunkFacts:
+        """What is known of an entry that is visible, or was until now."""
+        return self.entries.facts(row, self.deadlines.end(row))
+
+    def _choose(self, need: int, owner: str | None) -> Sequence[int]:
+        """Up to ``need`` entries that nobody uses, tails before heads, out of the tree and the policy."""
         if need <= 0:
-            return 0
+            return ()
         claimed: list[int] = []
         pins = self.pins.count.view
 
@@ -331,20 +372,22 @@ class Residency:
                 self.entries.link(row, self.entries.parent.view[row])
             claimed.clear()
             if answer.available <= 0:
-                return 0
+                return ()
             answer = self._ask(owner, answer.available, claim)
         assert isinstance(answer, Evicted)
         self.tier.policy.remove(answer.ids)
-        parents = [self.entries.parent.view[row] for row in answer.ids]
-        mortal = self.deadlines.used
-        for row in answer.ids:
-            if mortal:
-                self.deadlines.set(row, NEVER)
-            self._conceal(row)
-            self._free(row)
         self.evictions += len(answer.ids)
-        self._bared(parents)
-        return len(answer.ids)
+        return answer.ids
+
+    def withhold(self, slots: int) -> None:
+        """Let up to ``slots`` free slots be nobody's from now on."""
+        pool = self.tier.pool
+        self.withheld += [pool.take() for _ in range(min(slots, pool.free))]
+
+    def restore(self, slots: int) -> None:
+        """Up to ``slots`` of the slots that were withheld are free again."""
+        for _ in range(min(slots, len(self.withheld))):
+            self.tier.pool.give(self.withheld.pop())
 
     def _ask(self, owner: str | None, need: int, claim: Callable[[int], Claim]) -> Evicted | NotEnough:
         if owner is None:
@@ -378,6 +421,8 @@ class Residency:
         self.tier.pool.give(self.tier.slot.view[row])
         if self.events is not None:
             self.events.forget(row)
+        if self.freed is not None:
+            self.freed.append(self.entries.digests.digest(row))
         self.entries.discard(row)
 
     def _move(self, row: int, state: State) -> None:

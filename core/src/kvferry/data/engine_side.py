@@ -6,6 +6,7 @@ EngineSide never leaves the worker process. It knows nothing about keys: it turn
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -32,6 +33,9 @@ class PagePlane:
     stride: int
     page_bytes: int
     blocks: int
+    form: str = ""
+    """How the bytes of a page are arranged, in the engine's words: pages of another form hold the same
+    tokens in other bytes."""
     keep_alive: object = field(default=None, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -68,6 +72,8 @@ class SlotLayout:
     """Per group: a block may hold another number of tokens in each."""
     block_bytes: tuple[int, ...]
     """Per group."""
+    alignment: int = 1
+    """Slots begin at multiples of it, which direct file I/O needs."""
 
     @property
     def slot_bytes(self) -> tuple[int, ...]:
@@ -78,8 +84,15 @@ class SlotLayout:
 
     @property
     def total_bytes(self) -> int:
-        """Of one slot over all groups."""
-        return sum(self.slot_bytes)
+        """From one slot to the next: all groups, and what the alignment adds."""
+        return -(-sum(self.slot_bytes) // self.alignment) * self.alignment
+
+    def value_bytes(self, tokens: int, chunk_tokens: int) -> int:
+        """Bytes from the start of a slot that hold a chunk of so many tokens."""
+        if len(self.block_bytes) > 1 or tokens == chunk_tokens:
+            return self.total_bytes  # a tail of several groups lies in pieces
+        used = tokens * self.slot_bytes[0] // chunk_tokens
+        return -(-used // self.alignment) * self.alignment
 
     def slots_in(self, length: int) -> int:
         """How many whole slots fit into ``length`` bytes."""
@@ -97,7 +110,7 @@ class EngineSide:
     Immutable after construction, so any thread may call it.
     """
 
-    def __init__(self, groups: Sequence[EngineGroup], chunk_tokens: int) -> None:
+    def __init__(self, groups: Sequence[EngineGroup], chunk_tokens: int, alignment: int = 1) -> None:
         if not groups or any(not group.planes for group in groups):
             raise KVFerryError("the engine registered no KV cache", kind=ErrorKind.INTERNAL, where="engine")
         for tokens in sorted({group.block_tokens for group in groups}):
@@ -111,8 +124,17 @@ class EngineSide:
         self.layout = SlotLayout(
             blocks_per_slot=tuple(chunk_tokens // group.block_tokens for group in groups),
             block_bytes=tuple(group.block_bytes for group in groups),
+            alignment=alignment,
         )
         self._planes = tuple(_PlaneColumns.of(group) for group in groups)
+
+    def shard(self, rank: int, world_size: int) -> bytes:
+        """A digest of what this rank's bytes depend on beside a chunk's key."""
+        described = [(rank, world_size, self.layout.alignment)] + [
+            (group.block_tokens, [(plane.layer, plane.page_bytes, plane.form) for plane in group.planes])
+            for group in self.groups
+        ]
+        return hashlib.sha256(repr(described).encode()).digest()
 
     def regions(self) -> list[Region]:
         """The engine's memory, one region per plane, for bounds checks of plans."""

@@ -131,6 +131,22 @@ class Mover:
             self._copy_or_fail(job, piece)
         return self._result(job)
 
+    def filled(self, slots: Collection[int]) -> None:
+        """These slots were filled from elsewhere, and nobody writes them now: with ``verify``, what they hold
+        is what later loads are compared with."""
+        if self._digests is None:
+            return
+        layout = self._engine.layout
+        for slot in slots:
+            at = self._arena.address + slot * layout.total_bytes
+            for group, (blocks, size) in enumerate(
+                zip(layout.blocks_per_slot, layout.block_bytes, strict=True)
+            ):
+                for position in range(blocks):
+                    block = (ctypes.c_ubyte * size).from_address(at)
+                    self._digests[group, slot, position] = hashlib.sha256(block).digest()
+                    at += size
+
     def pending(self, request_id: str, direction: Direction) -> int:
         """How many transfers of a request have no result yet."""
         with self._changed:

@@ -110,7 +110,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     requests whose pending saves must end before this step overwrites blocks that were theirs. ``ended`` names
     finished requests whose blocks the engine keeps until all their saves are done; each is reported
     exactly once. ``idle`` says that the step runs no tokens, so that waiting a moment for a load
-    delays nobody.
+    delays nobody; ``rising``, that some request waits for a lower tier.
     """
 
     sync_loads: tuple[Transfer, ...] = ()
@@ -119,6 +119,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     flush: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
     idle: bool = False
+    rising: bool = False
 
 
 class TransferResult(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 
 from kvferry.data.plans import TransferResult
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MAXIMUM_MESSAGE_BYTES = 16 << 20
 
 
@@ -57,6 +57,112 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
     epoch: int
 
 
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk of a tier that is read and written by key. ``expires`` is in seconds since 1970, 0 for
+    never; the rest as in :class:`kvferry.api.ChunkHeader`."""
+
+    digest: bytes
+    parent: bytes | None
+    depth: int
+    tokens: int
+    owner: str
+    model: str
+    aliases: tuple[tuple[bytes, int], ...]
+    expires: float
+
+
+class TierContent(msgspec.Struct, frozen=True, tag="tier-content"):
+    """A part of what a tier held when it was opened, the least recently used first; ``last`` says that it
+    is open now. ``foreign`` are full keys of other namespaces."""
+
+    rank: int
+    epoch: int
+    tier: str
+    opening: int
+    chunks: tuple[Chunk, ...]
+    foreign: tuple[bytes, ...]
+    last: bool
+
+
+class TierClosed(msgspec.Struct, frozen=True, tag="tier-closed"):
+    """A tier is not open on this rank any more, or could not be opened: ``reason`` says why."""
+
+    rank: int
+    epoch: int
+    tier: str
+    opening: int
+    reason: str
+
+
+class OrderDone(msgspec.Struct, frozen=True, tag="order-done"):
+    """The end of an order on this rank. ``faults`` names what failed by its place in the order."""
+
+    rank: int
+    epoch: int
+    id: int
+    faults: dict[int, str] = {}
+    reason: str = ""
+
+
+class OpenTier(msgspec.Struct, frozen=True, tag="open-tier"):
+    """Open a tier, the ``opening``-th time. ``instance`` and ``namespace`` as in
+    :class:`kvferry.api.BackendContext`."""
+
+    tier: str
+    opening: int
+    instance: str
+    namespace: bytes
+    header_bytes: int
+
+
+class CloseTier(msgspec.Struct, frozen=True, tag="close-tier"):
+    """Close a tier; orders of other openings mean nothing from now on."""
+
+    tier: str
+    opening: int
+
+
+class StoreChunks(msgspec.Struct, frozen=True, tag="store-chunks"):
+    """Delete ``evicted``, then write what the slots of the first tier hold."""
+
+    id: int
+    tier: str
+    opening: int
+    evicted: tuple[bytes, ...]
+    chunks: tuple[Chunk, ...]
+    slots: tuple[int, ...]
+    seconds: float
+
+
+class FetchChunks(msgspec.Struct, frozen=True, tag="fetch-chunks"):
+    """Read chunks of so many ``tokens`` into slots of the first tier."""
+
+    id: int
+    tier: str
+    opening: int
+    digests: tuple[bytes, ...]
+    tokens: tuple[int, ...]
+    slots: tuple[int, ...]
+    seconds: float
+
+
+class DeleteChunks(msgspec.Struct, frozen=True, tag="delete-chunks"):
+    """Delete chunks: digests of this namespace, or full keys."""
+
+    id: int
+    tier: str
+    opening: int
+    digests: tuple[bytes, ...]
+    seconds: float
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Nobody waits for this order any more. It is answered all the same."""
+
+    id: int
+    tier: str
+
+
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """The scheduler accepted the hello."""
 
@@ -89,5 +195,6 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
     answer: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
-FromWorker = Hello | Ready | Done | Beat | Bye
-ToWorker = Welcome | Refused | SayHello
+TierOrder = OpenTier | CloseTier | StoreChunks | FetchChunks | DeleteChunks | Cancel
+FromWorker = Hello | Ready | Done | Beat | Bye | TierContent | TierClosed | OrderDone
+ToWorker = Welcome | Refused | SayHello | TierOrder

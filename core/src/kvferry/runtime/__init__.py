@@ -9,6 +9,7 @@ from kvferry.data.plans import StepPlan, Transfer
 from kvferry.runtime.engine import (
     EngineDescription,
     SavingOptions,
+    namespace,
     new_chain_factory,
     open_scheduler,
     open_worker,
@@ -49,6 +50,7 @@ __all__ = [
     "Transfer",
     "WorkerRuntime",
     "find_config",
+    "namespace",
     "new_chain_factory",
     "open_scheduler",
     "open_worker",

@@ -9,24 +9,28 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
-from kvferry.api import API_VERSION, KVGeometry
-from kvferry.config import Config
+from kvferry.api import API_VERSION, BackendContext, KVGeometry, Region
+from kvferry.config import DEFAULT_INSTANCE, Config, Tier
 from kvferry.control.chain_cache import ChainCache
 from kvferry.control.identity import LoRAIdentity, Namespace
 from kvferry.control.keys import KeyChain
+from kvferry.control.lower import LowerTierSettings
 from kvferry.control.manager import CacheManager
 from kvferry.control.tokens import TokenPacker, pack_tokens
+from kvferry.data.arena import MemoryFileArena
 from kvferry.data.copy import choose_copier
 from kvferry.data.engine_side import EngineGroup, EngineSide
 from kvferry.data.native import find_native
 from kvferry.data.store_side import StoreSide
-from kvferry.data.wire import WIRE_VERSION
+from kvferry.data.tier_side import TierSide
+from kvferry.data.wire import WIRE_VERSION, OpenTier
 from kvferry.plugins import LoadedPlugins
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.admin import TierCard
 from kvferry.runtime.events import FACTS_KEPT
 from kvferry.runtime.grain import GroupShape
 from kvferry.runtime.instances import instance_card
+from kvferry.runtime.lower_tiers import LowerSetup, StoreIdentity
 from kvferry.runtime.requests import LoadMode
 from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry.runtime.worker import WorkerRuntime
@@ -37,6 +41,11 @@ WRITE_SECONDS = 60.0
 """How long a save may take before its slots are set aside until its result comes."""
 QUICK_LOAD_BYTES = 128 << 20
 """What may be loaded in front of a forward pass of its own: about 10 ms of copying."""
+PAGE_BYTES = 4096
+"""What direct file I/O is aligned to everywhere."""
+HEADER_BYTES, ALIAS_BYTES = 1024, 36
+"""Of the header that stands beside a chunk's bytes (:class:`kvferry.api.ChunkHeader`): its fixed part with
+texts of usual length, and each digest of a beginning."""
 CHAIN_CACHE_BYTES = 64 << 20
 """Bound of the memory that lets a later turn hash its new tokens only."""
 
@@ -51,6 +60,8 @@ class EngineDescription:
     """The KV cache groups in the order of the engine's block tables."""
     block_bytes: tuple[int, ...]
     """Per group, of one block over all its layers on the rank with the most of them."""
+    data_parallel_rank: int = 0
+    """Engines of one deployment that share a configuration are told apart by it, also after a restart."""
 
     @property
     def block_tokens(self) -> int:
@@ -80,23 +91,18 @@ def open_scheduler(
     engine: EngineDescription,
     options: SavingOptions,
     environment: Mapping[str, str],
+    space: Namespace,
 ) -> SchedulerRuntime:
     """Build and open the scheduler side. Raises :class:`KVFerryError`; does not wait for workers."""
-    name, tier = next(iter(config.tiers.items()))
-    factory = plugins.factory("eviction", tier.eviction.use)
-    policy = factory() if tier.eviction.options is None else factory(tier.eviction.options)
-    slot_bytes = engine.bytes_of(config.chunk_tokens)
-    manager = CacheManager(
-        capacity=max(1, tier.capacity // slot_bytes),
-        chunk_tokens=config.chunk_tokens,
-        block_tokens=engine.block_tokens,
-        policy=policy,
-        lease_seconds=LEASE_SECONDS,
+    (name, tier), *lower = config.tiers.items()
+    slot_bytes = slot_bytes_of(config, engine)
+    manager = _manager(
+        config,
+        plugins,
+        engine,
+        tier,
+        slots=tier.capacity // slot_bytes,
         write_seconds=WRITE_SECONDS,
-        quotas=policy if plugins.eviction(tier.eviction.use).quotas else None,
-        slot_bytes=slot_bytes,
-        max_pinned=tier.max_pinned,
-        ttl=tier.ttl,
         events=FACTS_KEPT if options.events else 0,
     )
     runtime = SchedulerRuntime(
@@ -112,9 +118,99 @@ def open_scheduler(
         tier=TierCard(name=name, slot_bytes=slot_bytes),
         card=instance_card(config, engine.engine_id),
         events=options.events,
+        lower=_lower_setup(config, plugins, engine, space, lower) if lower else None,
     )
     runtime.open()
     return runtime
+
+
+def _manager(
+    config: Config,
+    plugins: LoadedPlugins,
+    engine: EngineDescription,
+    tier: Tier,
+    *,
+    slots: int,
+    write_seconds: float,
+    events: int = 0,
+) -> CacheManager:
+    factory = plugins.factory("eviction", tier.eviction.use)
+    policy = factory() if tier.eviction.options is None else factory(tier.eviction.options)
+    return CacheManager(
+        capacity=max(1, slots),
+        chunk_tokens=config.chunk_tokens,
+        block_tokens=engine.block_tokens,
+        policy=policy,
+        lease_seconds=LEASE_SECONDS,
+        write_seconds=write_seconds,
+        quotas=policy if plugins.eviction(tier.eviction.use).quotas else None,
+        slot_bytes=slot_bytes_of(config, engine),
+        max_pinned=tier.max_pinned,
+        ttl=tier.ttl,
+        events=events,
+    )
+
+
+def slot_bytes_of(config: Config, engine: EngineDescription) -> int:
+    """From one slot of the first tier to the next, on the rank with the most bytes."""
+    bytes_of_chunk, alignment = engine.bytes_of(config.chunk_tokens), alignment_of(config)
+    return -(-bytes_of_chunk // alignment) * alignment
+
+
+def alignment_of(config: Config) -> int:
+    """What slots of the first tier are aligned to: tiers below it read and write them directly."""
+    return PAGE_BYTES if len(config.tiers) > 1 else 1
+
+
+def header_bytes_of(config: Config, engine: EngineDescription) -> int:
+    """Room for the header of a chunk: a digest for each of its beginnings that end at a block, and texts of
+    usual length."""
+    beginnings = config.chunk_tokens // engine.block_tokens
+    return -(-(HEADER_BYTES + ALIAS_BYTES * beginnings) // PAGE_BYTES) * PAGE_BYTES
+
+
+def _lower_setup(
+    config: Config,
+    plugins: LoadedPlugins,
+    engine: EngineDescription,
+    space: Namespace,
+    tiers: Sequence[tuple[str, Tier]],
+) -> LowerSetup:
+    slot_bytes = slot_bytes_of(config, engine)
+    header_bytes = header_bytes_of(config, engine)
+
+    def made(name: str, tier: Tier) -> tuple[LowerTierSettings, Callable[[], CacheManager]]:
+        slots = max(1, tier.capacity // (slot_bytes + header_bytes))
+
+        def make_index() -> CacheManager:
+            index = _manager(
+                config,
+                plugins,
+                engine,
+                tier,
+                slots=slots,
+                write_seconds=WRITE_SECONDS + 2 * tier.store_deadline,
+            )
+            index.grow(slots)
+            return index
+
+        settings = LowerTierSettings(
+            name=name,
+            slot_bytes=slot_bytes,
+            store=tier.store,
+            in_flight=tier.in_flight,
+            load_deadline=tier.load_deadline,
+            store_deadline=tier.store_deadline,
+            min_load_tokens=tier.min_load_tokens,
+            retry_after=tier.retry_after,
+        )
+        return settings, make_index
+
+    instance = config.instance or DEFAULT_INSTANCE
+    if engine.data_parallel_rank:
+        instance += f"/dp{engine.data_parallel_rank}"  # no instance can have such a name of its own
+    identity = StoreIdentity(instance=instance, namespace=space.digest, header_bytes=header_bytes)
+    return LowerSetup(identity=identity, tiers=tuple(made(name, tier) for name, tier in tiers))
 
 
 def open_worker(
@@ -131,9 +227,9 @@ def open_worker(
 
     Raises :class:`KVFerryError`; does not wait for the scheduler.
     """
-    name, tier = next(iter(config.tiers.items()))
+    (name, tier), *lower = config.tiers.items()
     backend = plugins.factory("backend", tier.use)(tier.options, tier.capacity)
-    engine_side = EngineSide(groups, config.chunk_tokens)
+    engine_side = EngineSide(groups, config.chunk_tokens, alignment_of(config))
     runtime = WorkerRuntime(
         engine_side,
         StoreSide(name, backend, engine_side.layout.total_bytes, rank),
@@ -144,24 +240,64 @@ def open_worker(
         epoch=secrets.randbits(62),
         fingerprint=fingerprint(config, plugins),
         verify=options.verify,
+        tiers=[_tier_side(config, plugins, engine, engine_side, rank, name, tier) for name, tier in lower],
     )
     runtime.open()
     return runtime
 
 
-def new_chain_factory(
-    config: Config, model_identity: str, revision: str, geometry: KVGeometry
-) -> Callable[[str, LoRAIdentity | None], KeyChain]:
+def _tier_side(
+    config: Config,
+    plugins: LoadedPlugins,
+    engine: EngineDescription,
+    side: EngineSide,
+    rank: int,
+    name: str,
+    tier: Tier,
+) -> TierSide:
+    """What carries out orders of one lower tier. A new backend is made for every opening."""
+    factory = plugins.factory("backend", tier.use)
+    most = plugins.backend(tier.use).capabilities.max_value_bytes
+
+    def make_context(order: OpenTier, arena: Region) -> BackendContext:
+        slot_bytes = side.layout.total_bytes
+        return BackendContext(
+            name=name,
+            rank=rank,
+            make_arena=MemoryFileArena,
+            world_size=engine.world_size,
+            instance=order.instance,
+            namespace=order.namespace,
+            shard=side.shard(rank, engine.world_size),
+            regions={arena.name: arena},
+            max_value_bytes=slot_bytes if most is None else min(most, slot_bytes),
+            max_header_bytes=order.header_bytes,
+        )
+
+    return TierSide(
+        name,
+        lambda: factory(tier.options, tier.capacity),
+        make_context,
+        side.layout,
+        config.chunk_tokens,
+    )
+
+
+def namespace(config: Config, model_identity: str, revision: str, geometry: KVGeometry) -> Namespace:
+    """Whose chunks these are: nothing is ever found across namespaces."""
+    return Namespace(model=config.model_identity or model_identity, revision=revision, geometry=geometry)
+
+
+def new_chain_factory(space: Namespace) -> Callable[[str, LoRAIdentity | None], KeyChain]:
     """What makes the key chain of one request from its salt and adapter.
 
     The chains share a bounded cache, so a later turn of a conversation hashes its new tokens only.
     """
-    namespace = Namespace(model=config.model_identity or model_identity, revision=revision, geometry=geometry)
     cache = ChainCache(CHAIN_CACHE_BYTES)
     pack = token_packer()
 
     def new_chain(salt: str, lora: LoRAIdentity | None) -> KeyChain:
-        return KeyChain(namespace, salt=salt, lora=lora, pack=pack, cache=cache)
+        return KeyChain(space, salt=salt, lora=lora, pack=pack, cache=cache)
 
     return new_chain
 

@@ -83,6 +83,13 @@ class RequestState:
     matched_tokens: int = 0
     matched_version: int = -1
     local_tokens: int = 0
+    rise: int = 0
+    """Number of the rise from a lower tier that it waits for; 0 if none."""
+    wait_until: float = 0.0
+    """When it stops waiting for lower tiers; 0 before it began."""
+    sought_from: int = -1
+    """Tokens that the first tier had when the lower ones were last asked: asking again is of use only
+    when more has come."""
     hit_tokens: int = 0
     """What of ``matched_tokens`` lies beyond ``local_tokens`` and can be restored."""
     preemptions: int = 0
@@ -117,4 +124,6 @@ class RequestState:
         self.matched_tokens = 0
         self.local_tokens = 0
         self.hit_tokens = 0
+        self.wait_until = 0.0
+        self.sought_from = -1
         self.outdated = False

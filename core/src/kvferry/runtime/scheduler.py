@@ -6,6 +6,7 @@ lock guards the cache manager, and nothing is decoded, hashed or sent while it i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -13,10 +14,21 @@ from collections.abc import Callable, Collection, Sequence
 from attrs import evolve, fields_dict, frozen
 
 from kvferry.api import KVFerryError
+from kvferry.control.lower import LowerTierReport
 from kvferry.control.manager import CacheManager
 from kvferry.control.outcomes import ChunkWrite, LeaseOutcome, Stats, WriteOutcome
 from kvferry.data.plans import StepPlan, Transfer, TransferResult
-from kvferry.data.wire import Bye, Done, FromWorker, Hello, Ready
+from kvferry.data.wire import (
+    Bye,
+    Done,
+    FromWorker,
+    Hello,
+    OrderDone,
+    Ready,
+    TierClosed,
+    TierContent,
+    TierOrder,
+)
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.admin import AdminDesk, TierCard
 from kvferry.runtime.events import CacheEvent
@@ -24,6 +36,7 @@ from kvferry.runtime.fair_lock import FairLock
 from kvferry.runtime.grain import Grain, GroupShape
 from kvferry.runtime.in_flight import Ended, Granted, InFlightLoad, InFlightSave, InFlightTransfers
 from kvferry.runtime.keeping import Keeper
+from kvferry.runtime.lower_tiers import LowerSetup, LowerTiers
 from kvferry.runtime.offers import load, matched_digest, offers, save, window_blocks
 from kvferry.runtime.requests import LoadMode, LoadState, RequestState
 from kvferry.runtime.roster import WorkerRoster
@@ -65,8 +78,9 @@ class SchedulerRuntime:
     Threads: the request methods belong to the scheduler's thread; ``statistics`` may be called from
     any thread. ``world_size`` ranks must report before anything becomes visible. With
     ``LoadMode.AUTO``, loads of at most ``quick_load_tokens`` tokens may run in front of a forward
-    pass. ``clock`` is monotonic seconds. ``tier`` and ``card`` are what operators are told; ``events``
-    says that :meth:`take_events` will be called every step.
+    pass. ``clock`` is monotonic seconds, ``wall_clock`` seconds since 1970. ``tier`` and ``card`` are what
+    operators are told; ``events`` says that :meth:`take_events` will be called every step. ``lower``
+    describes the tiers below the manager's.
     """
 
     def __init__(
@@ -85,6 +99,8 @@ class SchedulerRuntime:
         tier: TierCard | None = None,
         card: str = "",
         events: bool = False,
+        lower: LowerSetup | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._manager = manager
         self._place = place
@@ -98,6 +114,22 @@ class SchedulerRuntime:
         self._card = card
         self._lock = FairLock()
         self._keeper = Keeper(manager, self._lock, clock, events)
+        self._lower: LowerTiers | None = None
+        if lower is not None:
+            self._lower = LowerTiers(
+                lower.build(manager, chunk_tokens, self._windows),
+                self._lock,
+                lower.identity,
+                world_size=world_size,
+                post=self._post,
+                wake=self._wake,
+                on_change=self._changed,
+                clock=clock,
+                wall_clock=wall_clock,
+            )
+        self._lower_opened = False
+        self._waiting: set[str] = set()
+        """Requests that wait for a lower tier."""
         self._desk = AdminDesk(
             manager,
             self._lock,
@@ -149,14 +181,24 @@ class SchedulerRuntime:
     # -- requests, on the scheduler's thread ----------------------------------------------------
 
     def add_request(self, state: RequestState) -> None:
-        """Begin to follow a request. A second call with the same id changes nothing."""
-        self._requests.setdefault(state.id, state)
+        """Begin to follow a request. A second call with the same id changes nothing.
+
+        What lower tiers have of it begins to come up at once, before the engine asks.
+        """
+        if state.id in self._requests:
+            return
+        self._requests[state.id] = state
+        if self._lower is not None and state.options.load:
+            # A request without a key is told of when the engine asks.
+            with contextlib.suppress(KVFerryError):
+                self.match(state.id, 0, state.preemptions, state.prompt_tokens)
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def match(self, request_id: str, local_tokens: int, preemptions: int, tokens: int) -> int:
-        """How many tokens beyond ``local_tokens`` every rank can restore.
+    def match(self, request_id: str, local_tokens: int, preemptions: int, tokens: int) -> int | None:
+        """How many tokens beyond ``local_tokens`` every rank can restore; ``None`` while chunks come up
+        from a lower tier: ask again later.
 
         ``local_tokens`` is what the engine holds already, a whole number of blocks; ``tokens`` the
         request's length, of which at least one is left to compute. What was matched stays leased
@@ -175,19 +217,67 @@ class SchedulerRuntime:
             return 0
         limit = (tokens - 1) // self._grain.block * self._grain.block
         if limit <= local_tokens:
+            self._stop_waiting(state)
             self._give_back(state)
             return 0
+        if state.rise and self._goes_on(state):
+            return None
         state.extend_chain(tokens)
         if not self._still_matched(state):
             self._match(state, limit)
         end = 0
         if state.load is LoadState.MATCHED:
             end = self._windows.reach(state.matched_slots, state.matched_tokens, local_tokens)
+        if (
+            self._lower is not None
+            and state.matched_tokens < limit
+            and self._seek(state, limit, local_tokens)
+        ):
+            return None
         state.hit_tokens = max(0, end - local_tokens)
         if state.hit_tokens == 0:
             self._give_back(state)
         state.local_tokens = local_tokens
         return state.hit_tokens
+
+    def _seek(self, state: RequestState, limit: int, local_tokens: int) -> bool:
+        """Whether a lower tier has more of it, which comes up from now on."""
+        assert self._lower is not None
+        now = self._clock()
+        if state.matched_tokens <= state.sought_from or (state.wait_until and now >= state.wait_until):
+            return False
+        state.sought_from = state.matched_tokens
+        state.rise, seconds = self._lower.seek(
+            state.id,
+            state.salt,
+            state.chain.keys,
+            lambda index: state.chain.tail_keys(index, self._grain.block),
+            limit_tokens=limit,
+            held_tokens=state.matched_tokens,
+            local_tokens=local_tokens,
+        )
+        if not state.rise:
+            return False
+        if not state.wait_until:
+            state.wait_until = now + seconds
+        self._waiting.add(state.id)
+        return True
+
+    def _goes_on(self, state: RequestState) -> bool:
+        """Whether waiting for the rise may still be of use."""
+        assert self._lower is not None
+        if self._clock() < state.wait_until and self._lower.goes_on(state.rise):
+            return True
+        self._stop_waiting(state)
+        return False
+
+    def _stop_waiting(self, state: RequestState) -> None:
+        if not state.rise or self._lower is None:
+            return
+        state.rise = 0
+        self._waiting.discard(state.id)
+        with self._lock:
+            self._lower.leave(state.id)
 
     def loads_beside(self, request_id: str) -> bool:
         """Whether what :meth:`match` just found will be loaded beside other requests' forward passes.
@@ -240,6 +330,8 @@ class SchedulerRuntime:
             state.matched_tokens = match.tokens
             state.load = LoadState.MATCHED
             self._keeper.matched(state, match.tokens // self._grain.chunk)
+            if self._lower is not None:
+                self._lower.touch(state.chain.keys[: match.tokens // self._grain.chunk])
 
     def allocated(self, request_id: str, external_tokens: int, blocks: Sequence[Sequence[int]]) -> None:
         """The engine gave the request blocks; ``external_tokens`` of them are to be loaded.
@@ -365,6 +457,7 @@ class SchedulerRuntime:
         state = self._requests.pop(request_id, None)
         if state is None:
             return False
+        self._stop_waiting(state)
         self._give_back(state)
         with self._lock:
             self._manager.release_owner(request_id, keep_writes=True)
@@ -407,6 +500,7 @@ class SchedulerRuntime:
             flush=tuple(self._flush),
             ended=tuple(self._ended),
             idle=not running,
+            rising=bool(self._waiting),
         )
         self._sync_loads, self._loads = [], []
         self._saves, self._flush, self._ended = [], [], []
@@ -419,21 +513,33 @@ class SchedulerRuntime:
         before is stored. A load under way goes on: the engine must not be reset during one.
         """
         for state in self._requests.values():
+            self._stop_waiting(state)
             self._give_back(state)
             state.outdated = bool(state.blocks) or state.load is LoadState.LOADING
-        with self._lock:
-            cursor = self._manager.clear_in_slices()
-        more = True
-        while more:
+        managers = [self._manager]
+        if self._lower is not None:
+            # From below first: what is cleared above must not come up again.
+            managers = [*self._lower.indexes(), self._manager]
+        for manager in managers:
             with self._lock:
-                more = cursor.advance()
-                self._changed()
+                cursor = manager.clear_in_slices()
+            more = True
+            while more:
+                with self._lock:
+                    more = cursor.advance()
+                    self._changed()
+        self._wake()
 
     def forget(self, request_id: str) -> None:
         """Stop following a request, for example because its tokens cannot be keyed."""
         state = self._requests.pop(request_id, None)
         if state is not None:
+            self._stop_waiting(state)
             self._give_back(state)
+
+    def lower_tiers(self) -> tuple[LowerTierReport, ...]:
+        """How each tier below the first is. Any thread."""
+        return () if self._lower is None else self._lower.reports()
 
     def statistics(self) -> tuple[SchedulerStatistics, Stats]:
         with self._lock:
@@ -525,9 +631,13 @@ class SchedulerRuntime:
                 self._roster.leave(message.rank)
                 if self._roster.all_gone:
                     self._manager.worker_lost()
+                    if self._lower is not None:
+                        self._lower.workers_lost()
         if isinstance(message, Done):
             for result in message.results:
                 self._on_result(message.rank, result)
+        elif self._lower is not None and isinstance(message, TierContent | TierClosed | OrderDone):
+            self._lower.on_message(message)
         return None
 
     def _on_hello(self, hello: Hello, now: float) -> str | None:
@@ -551,6 +661,11 @@ class SchedulerRuntime:
             silent = self._roster.newly_silent(now)
         for rank in silent:
             logger.warning("kvferry: rank %d is silent; no hits until it answers", rank)
+        if self._lower is not None:
+            if not self._lower_opened and self.workers_ready():
+                self._lower_opened = True
+                self._lower.open()
+            self._lower.work()
 
     def _on_result(self, rank: int, result: TransferResult) -> None:
         with self._lock:
@@ -606,6 +721,14 @@ class SchedulerRuntime:
         state.load = LoadState.NONE
         state.matched_slots = ()
         state.matched_tokens = 0
+
+    def _post(self, rank: int, order: TierOrder) -> None:
+        if self._server is not None:
+            self._server.post(rank, order)
+
+    def _wake(self) -> None:
+        if self._server is not None:
+            self._server.wake()
 
     def _changed(self) -> None:
         """Something went that a request may have matched. Under the lock."""

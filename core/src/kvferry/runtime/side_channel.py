@@ -26,6 +26,7 @@ from kvferry.data.wire import (
     Hello,
     Refused,
     SayHello,
+    TierOrder,
     Told,
     ToWorker,
     Welcome,
@@ -83,6 +84,9 @@ class SideChannelServer:
         self._on_message = on_message
         self._on_tick = on_tick
         self._known: dict[bytes, tuple[int, int]] = {}
+        self._outgoing: deque[tuple[int, TierOrder]] = deque()
+        self._wake: int = -1
+        self._wake_lock = threading.Lock()
         self._decoder = msgspec.msgpack.Decoder(FromWorker | Ask)
         self._encoder = msgspec.msgpack.Encoder()
         self._stop: int = -1
@@ -98,6 +102,8 @@ class SideChannelServer:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_MESSAGE_BYTES)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        # An order that is dropped would never end, and so its chunks would never be free.
+        socket.setsockopt(zmq.SNDHWM, 0)
         try:
             socket.bind(self._endpoint)
         except zmq.ZMQError as error:
@@ -111,8 +117,21 @@ class SideChannelServer:
                 remedy="set runtime_dir to a folder that this user may write",
             ) from error
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, args=(socket,), name="kvferry-service", daemon=True)
         self._thread.start()
+
+    def post(self, rank: int, order: TierOrder) -> None:
+        """Queue an order for a worker. Never waits; any thread. To a rank that is not there it goes
+        nowhere."""
+        self._outgoing.append((rank, order))
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the timers run now. Any thread."""
+        with self._wake_lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def _run(self, socket: zmq.Socket[bytes]) -> None:
         import zmq
@@ -120,12 +139,16 @@ class SideChannelServer:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._stop, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
         with socket:  # whatever happens: a socket left open would block close() for ever
             while True:
                 busy = self._desk is not None and self._desk.busy
                 ready = dict(poller.poll(0 if busy else _BEAT_MILLISECONDS))
                 if self._stop in ready:
                     return
+                if self._wake in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
                 if socket in ready:
                     self._drain(socket)
                 if busy:
@@ -134,6 +157,7 @@ class SideChannelServer:
                     self._on_tick()
                 except Exception:
                     logger.exception("kvferry: a timer failed")
+                self._send_orders(socket)
 
     def _drain(self, socket: zmq.Socket[bytes]) -> None:
         import zmq
@@ -158,6 +182,13 @@ class SideChannelServer:
         done = self._desk.work()
         if done is not None:
             self._send(socket, *done)
+
+    def _send_orders(self, socket: zmq.Socket[bytes]) -> None:
+        peers = {rank: peer for peer, (rank, _) in self._known.items()}
+        while self._outgoing:
+            rank, order = self._outgoing.popleft()
+            if rank in peers:
+                self._send(socket, peers[rank], order)
 
     def _send(self, socket: zmq.Socket[bytes], peer: bytes, answer: ToWorker | Told) -> None:
         import zmq
@@ -209,6 +240,9 @@ class SideChannelServer:
         os.eventfd_write(self._stop, 1)
         self._thread.join()
         self._thread = None
+        with self._wake_lock:
+            wake, self._wake = self._wake, -1
+            os.close(wake)
         os.close(self._stop)
         assert self._context is not None
         self._context.term()
@@ -218,7 +252,7 @@ class SideChannelClient:
     """A worker's end. Connects lazily: until a token can be read, messages wait in a queue.
 
     ``identity`` names this worker and its epoch. ``make_hello(token)`` builds the introduction; it is
-    called again whenever the scheduler asks.
+    called again whenever the scheduler asks. ``on_order`` must not block.
     Threads: ``send`` from any thread; the callbacks run on the client's own thread.
     """
 
@@ -230,7 +264,9 @@ class SideChannelClient:
         make_hello: Callable[[str], Hello],
         make_beat: Callable[[], FromWorker],
         on_refused: Callable[[str], None],
+        on_order: Callable[[TierOrder], None] = lambda _order: None,
     ) -> None:
+        self._on_order = on_order
         self._endpoint = endpoint
         self._identity = identity.encode()
         self._read_token = read_token
@@ -328,6 +364,11 @@ class SideChannelClient:
             elif isinstance(message, SayHello):
                 self._welcome = False
                 self._greeted_with = None
+            elif isinstance(message, TierOrder):
+                try:
+                    self._on_order(message)
+                except Exception:
+                    logger.exception("kvferry: an order could not be taken")
             else:
                 self._welcome = False
                 self._on_refused(message.reason)

@@ -65,6 +65,10 @@ class StoredWindows:
         else:
             self._missing.pop(slot, None)
 
+    def whole(self, slot: int) -> bool:
+        """Whether nothing is missing in a slot. Any thread: it is one look into a dictionary."""
+        return slot not in self._missing
+
     def reach(self, slots: Sequence[int], tokens: int, local: int) -> int:
         """The longest hit, in tokens, within the ``tokens`` that ``slots`` hold, one a chunk.
 

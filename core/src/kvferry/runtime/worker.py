@@ -5,16 +5,30 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from attrs import field, frozen
 
+from kvferry.control.orders import ItemFault
 from kvferry.data.copy import SpanCopier
 from kvferry.data.engine_side import EngineSide
 from kvferry.data.mover import Mover, MoverStatistics
 from kvferry.data.plans import Direction, StepPlan, Transfer, TransferResult
 from kvferry.data.store_side import SlotStore
-from kvferry.data.wire import WIRE_VERSION, Bye, Done, FromWorker, Hello, Ready
+from kvferry.data.tier_side import TierListener, TierSide
+from kvferry.data.wire import (
+    WIRE_VERSION,
+    Bye,
+    Chunk,
+    Done,
+    FromWorker,
+    Hello,
+    OrderDone,
+    Ready,
+    TierClosed,
+    TierContent,
+    TierOrder,
+)
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.side_channel import SideChannelClient
 
@@ -24,6 +38,8 @@ FLUSH_SECONDS = 0.25
 """How long a preemption may wait for saves of the blocks it takes; later saves are dropped."""
 IDLE_WAIT_SECONDS = 0.02
 """How long a step without tokens waits for copies, instead of turning the engine's loop in vain."""
+RISING_WAIT_SECONDS = 0.005
+"""The same for chunks that come up from a lower tier, whose end the scheduler hears of a moment later."""
 CLOSE_SECONDS = 5.0
 
 
@@ -40,7 +56,7 @@ class StepReport:
     """Of the first group; says everything only for an engine with one group and no window."""
 
 
-class WorkerRuntime:
+class WorkerRuntime(TierListener):
     """One rank. The step methods belong to the worker's thread.
 
     ``failures`` counts synchronous loads that failed. From the step in which one failed until the
@@ -60,7 +76,10 @@ class WorkerRuntime:
         epoch: int,
         fingerprint: str,
         verify: bool = False,
+        tiers: Sequence[TierSide] = (),
     ) -> None:
+        self._tiers = {tier.name: tier for tier in tiers}
+        self._fetched = threading.Event()
         self._engine = engine
         self._store = store
         self._copier = copier
@@ -90,14 +109,24 @@ class WorkerRuntime:
             self._hello,
             self._ready,
             self._refused,
+            self._order,
         )
+        for tier in self._tiers.values():
+            tier.start(region, self)
         self._client.open()
         self._announce_ready()
 
     def close(self) -> None:
         """Stop copying, say good-bye, give the memory back. Idempotent."""
+        quiet = True
+        for tier in self._tiers.values():
+            if not tier.stop(CLOSE_SECONDS):
+                logger.error(
+                    "kvferry: tier %s did not end in %g s; its memory stays mapped", tier.name, CLOSE_SECONDS
+                )
+                quiet = False
         if self._mover is not None:
-            ended = self._mover.close(CLOSE_SECONDS)
+            ended = self._mover.close(CLOSE_SECONDS) and quiet
             if self._client is not None:
                 if ended:
                     self._client.send(Bye(rank=self._rank, epoch=self._epoch))
@@ -153,6 +182,10 @@ class WorkerRuntime:
             # take the interpreter away from the thread that copies.
             mover.wait_for_end(self._ended, IDLE_WAIT_SECONDS)
             sent = self._sent(mover)
+            if plan.rising and not sent and not self._arrived:
+                # The same for an engine that waits for a lower tier.
+                self._fetched.wait(RISING_WAIT_SECONDS)
+                self._fetched.clear()
         with self._lock:
             arrived, self._arrived = self._arrived, []
         sync, self._sync_results = self._sync_results, []
@@ -174,6 +207,31 @@ class WorkerRuntime:
     def statistics(self) -> MoverStatistics:
         return self._running().statistics()
 
+    # -- lower tiers, on their threads ------------------------------------------------------------
+
+    def content(
+        self, tier: str, opening: int, chunks: Sequence[Chunk], foreign: Sequence[bytes], last: bool
+    ) -> None:
+        self._tell(TierContent(self._rank, self._epoch, tier, opening, tuple(chunks), tuple(foreign), last))
+
+    def closed(self, tier: str, opening: int, reason: str) -> None:
+        self._tell(TierClosed(self._rank, self._epoch, tier, opening, reason))
+
+    def done(self, order: int, faults: dict[int, ItemFault], reason: str) -> None:
+        named = {place: fault.value for place, fault in faults.items()}
+        self._tell(OrderDone(self._rank, self._epoch, order, named, reason))
+        self._fetched.set()
+
+    def filled(self, slots: Collection[int]) -> None:
+        self._running().filled(slots)
+
+    def _order(self, order: TierOrder) -> None:
+        self._tiers[order.tier].take(order)
+
+    def _tell(self, message: FromWorker) -> None:
+        if self._client is not None:
+            self._client.send(message)
+
     # -- side channel ---------------------------------------------------------------------------
 
     def _on_result(self, transfer: Transfer, result: TransferResult) -> None:
@@ -183,12 +241,10 @@ class WorkerRuntime:
         self._send(result)
 
     def _send(self, result: TransferResult) -> None:
-        if self._client is not None:
-            self._client.send(Done(rank=self._rank, epoch=self._epoch, results=(result,)))
+        self._tell(Done(rank=self._rank, epoch=self._epoch, results=(result,)))
 
     def _announce_ready(self) -> None:
-        if self._client is not None:
-            self._client.send(self._ready())
+        self._tell(self._ready())
 
     def _ready(self) -> FromWorker:
         return Ready(rank=self._rank, epoch=self._epoch, slots=self._store.ready_slots())

@@ -12,6 +12,7 @@ from kvferry.runtime import (
     Prepared,
     SavingOptions,
     SchedulerRuntime,
+    namespace,
     new_chain_factory,
     open_scheduler,
     open_worker,
@@ -53,12 +54,13 @@ def open_configured_engine(
     )
     geometry = fake_geometry((group,), prepared.config.chunk_tokens)
     opening = (prepared.config, prepared.plugins, description, SavingOptions(), environment)
+    space = namespace(prepared.config, "fake", "1", geometry)
     with ExitStack() as stack:
-        scheduler = open_scheduler(*opening)
+        scheduler = open_scheduler(*opening, space)
         stack.callback(scheduler.close)
         worker = open_worker(*opening, rank=0, groups=groups)
         stack.callback(worker.close)
-        new_chain = new_chain_factory(prepared.config, "fake", "1", geometry)
+        new_chain = new_chain_factory(space)
         engine = FakeEngine(settings, scheduler, [worker], [memory], new_chain)
         wait_until(
             lambda: scheduler.workers_ready() and scheduler.statistics()[1].capacity > 0,

@@ -306,9 +306,10 @@ class FakeEngine:
         external = 0
         if request.computed == 0:
             local_tokens, local = self.tables.local_hit(request.truth, len(request.tokens))
-            external = self.scheduler.match(
-                request.id, local_tokens, request.preemptions, len(request.tokens)
-            )
+            found = self.scheduler.match(request.id, local_tokens, request.preemptions, len(request.tokens))
+            if found is None:
+                return 0, False
+            external = found
             self._check_hit(request, local_tokens, external)
         start = request.computed or local_tokens + external
         later = external > 0 and self.scheduler.loads_beside(request.id)

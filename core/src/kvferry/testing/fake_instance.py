@@ -10,17 +10,22 @@ from typing import Any
 
 from attrs import define, field
 
-from kvferry.api import EvictionPolicy, GroupGeometry, KVGeometry
+from kvferry.api import Backend, BackendContext, EvictionPolicy, GroupGeometry, KVGeometry, Region
 from kvferry.control.identity import LoRAIdentity, Namespace
 from kvferry.control.keys import KeyChain
+from kvferry.control.lower import LowerTierSettings
 from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
+from kvferry.data.arena import MemoryFileArena
 from kvferry.data.copy import NumpyCopier, SpanCopier
 from kvferry.data.engine_side import EngineSide
 from kvferry.data.store_side import StoreSide
+from kvferry.data.tier_side import TierSide
+from kvferry.data.wire import OpenTier
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.admin import TierCard
 from kvferry.runtime.grain import Grain, GroupShape
+from kvferry.runtime.lower_tiers import LowerSetup, StoreIdentity
 from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry.runtime.worker import WorkerRuntime
 from kvferry.testing.backends import MemoryBackend, MemoryOptions
@@ -31,9 +36,26 @@ MakeCopier = Callable[[int, MemoryBackend, int], SpanCopier]
 """Makes the copier of one rank from its number, its tier and the size of a slot."""
 
 
+MakeKeyed = Callable[[int], Backend]
+"""Makes a closed backend of one rank: a new one for every opening."""
+
+
+@define(kw_only=True)
+class LowerFake:
+    """A tier below the first: ``chunks`` that its index thinks it holds, what makes its backends, and
+    further fields of :class:`~kvferry.control.lower.LowerTierSettings`."""
+
+    make_backend: MakeKeyed
+    name: str = "lower"
+    chunks: int = 256
+    settings: Mapping[str, Any] = field(factory=dict)
+    policy: Callable[[], EvictionPolicy] = LRU
+
+
 @define(kw_only=True)
 class InstanceSettings:
-    """``slots`` is the tier's capacity in chunks, ``chunk_blocks`` the size of a chunk in blocks."""
+    """``slots`` is the tier's capacity in chunks, ``chunk_blocks`` the size of a chunk in blocks. ``lower``
+    are further tiers, fast to slow; ``alignment`` is that of slots."""
 
     engine: EngineSettings = field(factory=EngineSettings)
     groups: tuple[FakeGroup, ...] = (FakeGroup(),)
@@ -43,6 +65,9 @@ class InstanceSettings:
     save_generated: bool = True
     verify: bool = False
     engine_id: str = "fake"
+    lower: tuple[LowerFake, ...] = ()
+    alignment: int = 1
+    namespace: str = "fake"
 
     @property
     def shapes(self) -> tuple[GroupShape, ...]:
@@ -84,6 +109,21 @@ class FakeInstance:
         assert (stats.reserved, stats.retiring, stats.quarantined) == (0, 0, 0), stats
         self.manager.check()
         self.engine.check_idle()
+
+    def lower_open(self) -> bool:
+        """Whether every lower tier is in use."""
+        return all(tier.health == "open" for tier in self.scheduler.lower_tiers())
+
+    def settle_lower(self, seconds: float = 10.0) -> None:
+        """Wait until nothing is on its way between tiers."""
+
+        def settled() -> bool:
+            stats = self.scheduler.statistics()[1]
+            under_way = [tier.storing + tier.fetching for tier in self.scheduler.lower_tiers()]
+            return stats.reservations == 0 and stats.leases == 0 and not any(under_way)
+
+        self.settle_saves(seconds)
+        wait_until(settled, seconds, "copies between tiers without a result")
 
     def _quiet(self) -> bool:
         stats = self.scheduler.statistics()[1]
@@ -153,6 +193,7 @@ def open_fake_instance(
             tier=TierCard(name="memory", slot_bytes=(manager_options or {}).get("slot_bytes", 0)),
             card=card,
             events=bool((manager_options or {}).get("events")),
+            lower=_lower_setup(settings) if settings.lower else None,
         )
         scheduler.open()
         stack.callback(scheduler.close)
@@ -176,6 +217,8 @@ def open_fake_instance(
             new_chain,
         )
         instance.wait_ready()
+        if settings.lower:
+            wait_until(instance.lower_open, 10.0, "a lower tier that was never open")
         yield instance
 
 
@@ -183,7 +226,7 @@ def _worker(
     folder: Path, settings: InstanceSettings, memory: FakeMemory, rank: int, make_copier: MakeCopier
 ) -> WorkerRuntime:
     chunk_tokens = settings.chunk_blocks * settings.engine.block_tokens
-    side = EngineSide(memory.engine_groups(), chunk_tokens)
+    side = EngineSide(memory.engine_groups(), chunk_tokens, settings.alignment)
     slot_bytes = side.layout.total_bytes
     backend = MemoryBackend(MemoryOptions(), settings.slots * slot_bytes)
     return WorkerRuntime(
@@ -196,7 +239,56 @@ def _worker(
         epoch=1000 + rank,
         fingerprint="fake",
         verify=settings.verify,
+        tiers=[_tier_side(settings, side, rank, tier) for tier in settings.lower],
     )
+
+
+def _tier_side(settings: InstanceSettings, side: EngineSide, rank: int, tier: LowerFake) -> TierSide:
+    def make_context(order: OpenTier, arena: Region) -> BackendContext:
+        return BackendContext(
+            name=tier.name,
+            rank=rank,
+            make_arena=MemoryFileArena,
+            world_size=settings.world_size,
+            instance=order.instance,
+            namespace=order.namespace,
+            shard=side.shard(rank, settings.world_size),
+            regions={arena.name: arena},
+            max_value_bytes=side.layout.total_bytes,
+            max_header_bytes=order.header_bytes,
+        )
+
+    chunk_tokens = settings.chunk_blocks * settings.engine.block_tokens
+    return TierSide(tier.name, lambda: tier.make_backend(rank), make_context, side.layout, chunk_tokens)
+
+
+def _lower_setup(settings: InstanceSettings) -> LowerSetup:
+    chunk_tokens = settings.chunk_blocks * settings.engine.block_tokens
+    blocks = settings.chunk_blocks
+    slot_bytes = sum(
+        blocks * group.block_bytes
+        for group in FakeMemory(
+            settings.groups, blocks=2, block_tokens=settings.engine.block_tokens
+        ).engine_groups()
+    )
+
+    def made(tier: LowerFake) -> tuple[LowerTierSettings, Callable[[], CacheManager]]:
+        def make_index() -> CacheManager:
+            index = CacheManager(
+                capacity=tier.chunks,
+                chunk_tokens=chunk_tokens,
+                block_tokens=Grain.of(chunk_tokens, settings.shapes).block,
+                policy=tier.policy(),
+                lease_seconds=60.0,
+                write_seconds=120.0,
+            )
+            index.grow(tier.chunks)
+            return index
+
+        return LowerTierSettings(name=tier.name, slot_bytes=slot_bytes, **tier.settings), make_index
+
+    identity = StoreIdentity(instance=settings.engine_id, namespace=_namespace(settings).digest)
+    return LowerSetup(identity=identity, tiers=tuple(made(tier) for tier in settings.lower))
 
 
 def fake_geometry(groups: Sequence[FakeGroup], chunk_tokens: int) -> KVGeometry:
@@ -219,10 +311,14 @@ def fake_geometry(groups: Sequence[FakeGroup], chunk_tokens: int) -> KVGeometry:
 
 def key_chains(settings: InstanceSettings) -> Callable[[str, LoRAIdentity | None], KeyChain]:
     """What makes the key chains of such an instance's requests."""
-    geometry = fake_geometry(settings.groups, settings.chunk_blocks * settings.engine.block_tokens)
-    namespace = Namespace(model="fake", revision="1", geometry=geometry)
+    namespace = _namespace(settings)
 
     def new_chain(salt: str, lora: LoRAIdentity | None) -> KeyChain:
         return KeyChain(namespace, salt=salt, lora=lora)
 
     return new_chain
+
+
+def _namespace(settings: InstanceSettings) -> Namespace:
+    geometry = fake_geometry(settings.groups, settings.chunk_blocks * settings.engine.block_tokens)
+    return Namespace(model=settings.namespace, revision="1", geometry=geometry)

@@ -146,3 +146,24 @@ class DictionaryBackend(ThreadedBackend):
     def delete_one(self, key: ChunkKey) -> DeleteStatus:
         found = self.records.pop(key, None)
         return DeleteStatus.ABSENT if found is None else DeleteStatus.DELETED
+
+
+class ShelfBackend(DictionaryBackend):
+    """Chunks in a dictionary of the caller's, which outlives the backend: what a persistent tier of one
+    rank finds again when it is opened anew."""
+
+    def __init__(self, shelf: dict[ChunkKey, Record], capacity: int) -> None:
+        super().__init__(DictionaryOptions(), capacity)
+        self.records = shelf
+
+    def close_store(self) -> None:
+        pass
+
+    def read_one(self, key: ChunkKey, into: memoryview) -> ReadStatus:
+        status = super().read_one(key, into)
+        if key in self.records:
+            self.records[key] = self.records.pop(key)  # the last one used comes last
+        return status
+
+    def recover(self) -> Iterable[ChunkHeader]:
+        return [record.header for record in self.records.values()]

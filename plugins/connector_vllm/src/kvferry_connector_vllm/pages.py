@@ -71,6 +71,7 @@ def _plane(layer: str, tensor: torch.Tensor, blocks: int) -> PagePlane:
         stride=tensor.stride(0) * size,
         page_bytes=page.numel() * size,
         blocks=blocks,
+        form=f"{tensor.dtype} {tuple(page.shape)} {page.stride()}",
         keep_alive=tensor,
     )
 

@@ -100,6 +100,8 @@ class SchedulerRole:
             logger.warning("kvferry: request %s is not cached: %s", request.request_id, error)
             self._runtime.forget(request.request_id)
             return 0, False
+        if found is None:
+            return None, False
         return found, found > 0 and self._runtime.loads_beside(request.request_id)
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:

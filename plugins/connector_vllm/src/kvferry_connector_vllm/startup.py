@@ -14,6 +14,7 @@ from kvferry.runtime import (
     Prepared,
     SavingOptions,
     find_config,
+    namespace,
     new_chain_factory,
     open_scheduler,
     open_worker,
@@ -93,14 +94,15 @@ class Startup:
         if self.unsupported is not None:
             logger.warning("kvferry: %s; nothing is cached and nothing changes", self.unsupported)
             return None
-        self._new_chain = new_chain_factory(
+        space = namespace(
             prepared.config,
             model_identity(self._vllm_config),
             self._vllm_config.model_config.revision or "",
             geometry(self._vllm_config, self._kv_cache_config, prepared.config.chunk_tokens),
         )
+        self._new_chain = new_chain_factory(space)
         return open_scheduler(
-            prepared.config, prepared.plugins, self._description(), self._saving(), os.environ
+            prepared.config, prepared.plugins, self._description(), self._saving(), os.environ, space
         )
 
     def open_worker(self, groups: Sequence[EngineGroup]) -> WorkerRuntime:
@@ -148,6 +150,7 @@ class Startup:
             world_size=self._vllm_config.parallel_config.world_size,
             groups=group_shapes(self._kv_cache_config),
             block_bytes=rank_block_bytes(self._kv_cache_config),
+            data_parallel_rank=self._vllm_config.parallel_config.data_parallel_index,
         )
 
     def _facts(self, config: Config) -> Iterable[Fact]:

@@ -1,0 +1,165 @@
+"""The tiers of one instance together: the first, whose slots are memory, and those below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvferry.config import StoreWhen
+from kvferry.control.deadlines import NEVER
+from kvferry.control.lower import LowerTier, LowerTierReport
+from kvferry.control.manager import CacheManager
+from kvferry.control.matching import TailKeys
+from kvferry.control.orders import Order, OrderResult
+from kvferry.control.rises import Rises, Seek
+
+LEAST_SPARE = 4
+"""Slots that are kept free, where the first tier is not too small, while chunks are copied down as they
+are evicted: somebody who needs room must not wait for a disk."""
+
+
+class Hierarchy:
+    """Couples tiers whose indexes are independent.
+
+    Each index is closed under prefixes by itself: wherever a chunk is found, all before it are found in
+    the same tier. So a tier that fails, is cleared, or is restored after a restart, concerns no other.
+    Bytes pass through slots of the first tier alone.
+
+    Like the managers it has no thread, socket or clock, and is called under their lock. It gives work to
+    the lower tiers as orders, which :meth:`take_orders` hands out, and hears of their end.
+    """
+
+    def __init__(
+        self, first: CacheManager, lower: Sequence[LowerTier], rises: Rises, chunk_tokens: int
+    ) -> None:
+        self.first = first
+        self.lower = tuple(lower)
+        self.rises = rises
+        self._chunk_tokens = chunk_tokens
+        self._on_evict = [tier for tier in lower if tier.settings.store is StoreWhen.WRITE_ON_EVICT]
+        self._through = [tier for tier in lower if tier.settings.store is StoreWhen.WRITE_THROUGH]
+        if self._through:
+            first.copying.watch_published()
+
+    # Loads
+
+    def seek(
+        self,
+        request: str,
+        salt: str,
+        keys: Sequence[bytes],
+        tail_keys: TailKeys,
+        *,
+        limit_tokens: int,
+        held_tokens: int,
+        local_tokens: int,
+    ) -> Seek:
+        """Look below for what the first tier, which holds ``held_tokens``, does not have, and have it
+        brought up. ``local_tokens`` are the engine's own already."""
+        return Seek(
+            self.rises,
+            self.lower,
+            request,
+            salt,
+            keys,
+            tail_keys,
+            limit_tokens=limit_tokens,
+            held_tokens=held_tokens,
+            local_tokens=local_tokens,
+            chunk_tokens=self._chunk_tokens,
+        )
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """These chunks of one chain, from its head, were used above; below they were, too."""
+        for tier in self.lower:
+            if tier.usable:
+                tier.index.touch(keys)
+
+    # What happens meanwhile
+
+    def work(self, now: float) -> bool:
+        """Do a bounded part of what is to be done; whether there is more."""
+        for tier in self.lower:
+            if tier.work(now):
+                return True
+        for digest in self.first.copying.take_published(1):
+            for tier in self._through:
+                tier.offer(digest, now)
+            return True
+        if self._set_aside(now):
+            return True
+        return self.rises.advance(now)
+
+    def _set_aside(self, now: float) -> bool:
+        """Copy down what would be evicted next, while the first tier has little room left."""
+        copying = self.first.copying
+        spare = min(max(LEAST_SPARE, copying.usable // 32), copying.usable // 4)
+        tier = next((tier for tier in self._on_evict if tier.room_for(1)), None)
+        if tier is None or copying.free + tier.storing >= spare:
+            return False
+        lent = copying.set_aside(f"tier {tier.name}", 1)
+        if lent is None:
+            return False
+        (chunk,) = lent.chunks
+        # What stands before it stays for now. A copy that cannot be found without it would be of no use.
+        before: list[bytes] | None = []
+        if chunk.parent is not None and not tier.knows(chunk.digest):
+            before = copying.missing_before(chunk.parent, tier.knows, tier.settings.chunks_per_order)
+        if tier.knows(chunk.digest) or before is None or not tier.room_for(len(before) + 1):
+            self.first.finish_load(lent.lease)
+            return True
+        first = copying.lend(f"tier {tier.name}", before)
+        tier.store([lent] if first is None else [first, lent], now)
+        return True
+
+    def take_orders(self) -> list[Order]:
+        """What is to be sent to the workers, in this order."""
+        orders: list[Order] = []
+        for tier in self.lower:
+            orders += tier.orders
+            tier.orders = []
+        return orders
+
+    def report(self, result: OrderResult, now: float) -> None:
+        """The end of an order, from all ranks."""
+        if not self.rises.report(result, now):
+            for tier in self.lower:
+                if tier.report(result, now):
+                    break
+
+    def expire(self, now: float) -> None:
+        """End what has run past its time; a little of it at once."""
+        self.rises.expire(now)
+        for tier in self.lower:
+            tier.expire(now)
+
+    def next_deadline(self) -> float:
+        return min(
+            [self.rises.next_deadline(), *(tier.next_deadline() for tier in self.lower)], default=NEVER
+        )
+
+    def open(self) -> None:
+        """Every worker is there: have the lower tiers opened."""
+        for tier in self.lower:
+            tier.open()
+
+    def workers_lost(self) -> None:
+        """No worker is left. The first tier's manager was told before."""
+        self.rises.workers_lost()
+        for tier in self.lower:
+            tier.workers_lost()
+
+    def reports(self) -> tuple[LowerTierReport, ...]:
+        return tuple(tier.report_of() for tier in self.lower)
+
+    def tier(self, name: str) -> LowerTier:
+        """Raises ``KeyError`` if there is no lower tier of that name."""
+        for tier in self.lower:
+            if tier.name == name:
+                return tier
+        raise KeyError(name)
+
+    def check(self) -> None:
+        """Audit everything; for tests."""
+        self.first.check()
+        for tier in self.lower:
+            tier.check()

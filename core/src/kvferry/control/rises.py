@@ -1,0 +1,382 @@
+"""Chunks on their way up from a lower tier, for requests that wait for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+
+from attrs import define, field
+
+from kvferry.control.deadlines import NEVER
+from kvferry.control.lower import LowerTier
+from kvferry.control.manager import CacheManager
+from kvferry.control.matching import MatchCursor, TailKeys
+from kvferry.control.orders import CancelOrder, FetchOrder, OrderResult
+from kvferry.control.outcomes import ChunkFacts, LeaseOutcome, WriteOutcome
+
+RAISED_AT_ONCE = 4
+"""Chunks that are reserved in the first tier under one hold of the lock."""
+
+
+@define(eq=False)
+class _Segment:
+    """Neighbouring chunks of one prefix that lie in one tier: items ``at`` to ``stop`` of a lease there."""
+
+    tier: LowerTier
+    index: CacheManager
+    lease: int
+    at: int
+    stop: int
+
+    @property
+    def stands(self) -> bool:
+        return self.tier.usable and self.tier.index is self.index
+
+
+@define(eq=False)
+class _Fetch:
+    """An order to fetch, being put together or under way."""
+
+    segment: _Segment
+    chunks: list[ChunkFacts] = field(factory=list)
+    slots: list[int] = field(factory=list)
+    reservations: list[tuple[int, dict[int, int]]] = field(factory=list)
+
+
+@define(eq=False)
+class Rise:
+    """One prefix on its way up. Ends when everything of it has come, or cannot come."""
+
+    id: int
+    salt: str
+    waiters: set[str]
+    segments: deque[_Segment]
+    leases: list[tuple[CacheManager, int]]
+    names: tuple[bytes, ...]
+    """Full chunks of it that other requests may wait for, too."""
+    deadline: float
+    building: _Fetch | None = None
+    under_way: dict[int, _Fetch] = field(factory=dict)
+    awaited: set[bytes] = field(factory=set)
+    """Chunks that somebody else is writing into the first tier."""
+    cancelled: bool = False
+
+
+class Rises:
+    """All prefixes on their way up. Under the manager's lock. ``on_granted`` is told of every slot of the
+    first tier that will be filled.
+
+    No more is on its way from a tier than its settings allow; what waits for its turn goes in the
+    order of arrival, its head first.
+    """
+
+    def __init__(
+        self,
+        first: CacheManager,
+        next_id: Callable[[], int],
+        on_granted: Callable[[int], None] = lambda _slot: None,
+    ) -> None:
+        self._first = first
+        self._on_granted = on_granted
+        self._next_id = next_id
+        self._last = 0
+        self._open: dict[int, Rise] = {}
+        self._names: dict[bytes, Rise] = {}
+        self._orders: dict[int, Rise] = {}
+        self._deadline = NEVER
+        self.expired = 0
+        """Rises that were given up because their time was over."""
+        self.shared = 0
+        """Requests that found what they need on its way already."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def goes_on(self, number: int) -> bool:
+        """Whether something may still come of the rise."""
+        rise = self._open.get(number)
+        return rise is not None and not rise.cancelled
+
+    def join(self, digest: bytes, request: str) -> int:
+        """Wait for the rise that brings this full chunk; its number, or 0 if there is none."""
+        rise = self._names.get(digest)
+        if rise is None or rise.cancelled:
+            return 0
+        rise.waiters.add(request)
+        self.shared += 1
+        return rise.id
+
+    def start(
+        self, request: str, salt: str, segments: Sequence[_Segment], names: Sequence[bytes], deadline: float
+    ) -> int:
+        """Begin to bring these up; the leases are the rise's from here on. Its number."""
+        self._last += 1
+        rise = Rise(
+            self._last,
+            salt,
+            {request},
+            deque(segments),
+            [(each.index, each.lease) for each in segments],
+            tuple(name for name in names if name not in self._names),
+            deadline,
+        )
+        self._open[rise.id] = rise
+        self._names.update(dict.fromkeys(rise.names, rise))
+        self._deadline = min(self._deadline, deadline)
+        return rise.id
+
+    def leave(self, request: str) -> None:
+        """The request waits no longer. A rise that nobody waits for stops."""
+        for rise in list(self._open.values()):
+            if request in rise.waiters:
+                rise.waiters.discard(request)
+                if not rise.waiters:
+                    self._cancel(rise)
+
+    def advance(self, now: float) -> bool:
+        """Send for some chunks of some rise; whether there is more to send for now."""
+        return any(self._advance(rise, now) for rise in list(self._open.values()))
+
+    def report(self, result: OrderResult, now: float) -> bool:
+        """The end of an order to fetch; ``False`` if it is none of these."""
+        rise = self._orders.pop(result.id, None)
+        if rise is None:
+            return False
+        fetch = rise.under_way.pop(result.id)
+        for reservation, places in fetch.reservations:
+            good = [item for item, place in places.items() if place not in result.faults]
+            self._first.complete(reservation, good)
+        fetch.segment.tier.fetched(fetch.chunks, fetch.segment.index, result, now)
+        if result.faults:
+            self._stop(rise)
+        self._end_if_done(rise)
+        return True
+
+    def expire(self, now: float) -> None:
+        """Give up what has taken too long."""
+        if now < self._deadline:
+            return
+        for rise in list(self._open.values()):
+            if rise.deadline <= now and not rise.cancelled:
+                self.expired += 1
+                for tier in {fetch.segment.tier for fetch in rise.under_way.values()}:
+                    tier.failed_once(f"chunks have not come within {tier.settings.load_deadline:g} s")
+                self._cancel(rise)
+        waiting = [rise.deadline for rise in self._open.values() if not rise.cancelled]
+        self._deadline = min(waiting, default=NEVER)
+
+    def next_deadline(self) -> float:
+        return self._deadline
+
+    def stop_all(self) -> None:
+        """Send for nothing more. What is under way still comes."""
+        for rise in list(self._open.values()):
+            self._cancel(rise)
+
+    def workers_lost(self) -> None:
+        """No result comes any more, and the first tier knows it."""
+        for rise in list(self._open.values()):
+            rise.under_way.clear()
+            rise.building = None
+            rise.segments.clear()
+            rise.awaited.clear()
+            self._end_if_done(rise)
+        self._orders.clear()
+
+    # One rise
+
+    def _advance(self, rise: Rise, now: float) -> bool:
+        rise.awaited = {digest for digest in rise.awaited if self._first.copying.pending(digest)}
+        while rise.segments and rise.segments[0].at >= rise.segments[0].stop:
+            rise.segments.popleft()
+        if not rise.segments:
+            self._send(rise)
+            self._end_if_done(rise)
+            return False
+        segment = rise.segments[0]
+        if not segment.stands:
+            self._stop(rise)
+            self._end_if_done(rise)
+            return False
+        if rise.building is not None and rise.building.segment is not segment:
+            self._send(rise)
+        tier = segment.tier
+        room = tier.settings.chunks_in_flight - tier.fetching
+        count = min(RAISED_AT_ONCE, room, segment.stop - segment.at)
+        if count <= 0:
+            self._send(rise)
+            return False
+        before = segment.at
+        self._raise_some(rise, segment, count, now)
+        full = rise.building is not None and len(rise.building.chunks) >= tier.settings.chunks_per_order
+        if full or not rise.segments:
+            self._send(rise)
+        return bool(rise.segments) and segment.at > before
+
+    def _raise_some(self, rise: Rise, segment: _Segment, count: int, now: float) -> None:
+        chunks = segment.index.copying.leased(segment.lease, segment.at, segment.at + count)
+        if not chunks or chunks[0].end <= now:
+            self._stop(rise)
+            return
+        head = chunks[0]
+        alike = list(takewhile(lambda each: (each.model, each.end) == (head.model, head.end), chunks))
+        answer = self._first.reserve(
+            f"rise {rise.id}",
+            rise.salt,
+            [chunk.write for chunk in alike],
+            now,
+            model=head.model,
+            ttl=None if head.end == NEVER else head.end - now,
+        )
+        building = rise.building = rise.building or _Fetch(segment)
+        places: dict[int, int] = {}
+        refused = len(chunks) < count  # something went meanwhile
+        for item, (chunk, given) in enumerate(zip(alike, answer.items, strict=True)):
+            if given.outcome is WriteOutcome.GRANTED:
+                places[item] = len(building.chunks)
+                building.chunks.append(chunk)
+                building.slots.append(given.slot)
+                self._on_granted(given.slot)
+            elif given.outcome is WriteOutcome.BUSY:
+                rise.awaited.add(chunk.digest)
+            elif given.outcome is not WriteOutcome.RESIDENT:
+                refused = True
+        if answer.id is not None:
+            building.reservations.append((answer.id, places))
+            segment.tier.fetching += len(places)
+        segment.at += len(alike)
+        if refused:
+            self._send(rise)
+            self._stop(rise)
+
+    def _send(self, rise: Rise) -> None:
+        fetch, rise.building = rise.building, None
+        if fetch is None or not fetch.chunks:
+            return
+        tier = fetch.segment.tier
+        number = self._next_id()
+        rise.under_way[number] = fetch
+        self._orders[number] = rise
+        tier.orders.append(
+            FetchOrder(
+                number,
+                tier.name,
+                tier.opening,
+                tuple(fetch.chunks),
+                tuple(fetch.slots),
+                tier.settings.load_deadline,
+            )
+        )
+
+    def _stop(self, rise: Rise) -> None:
+        """Send for nothing more."""
+        rise.segments.clear()
+        fetch, rise.building = rise.building, None
+        if fetch is not None:
+            fetch.segment.tier.fetching -= len(fetch.chunks)
+            for reservation, _ in fetch.reservations:
+                self._first.abort(reservation)
+
+    def _cancel(self, rise: Rise) -> None:
+        if rise.cancelled:
+            return
+        rise.cancelled = True
+        self._stop(rise)
+        for number, fetch in rise.under_way.items():
+            fetch.segment.tier.orders.append(CancelOrder(number, fetch.segment.tier.name))
+        rise.awaited.clear()
+        self._end_if_done(rise)
+
+    def _end_if_done(self, rise: Rise) -> None:
+        if rise.segments or rise.building or rise.under_way or rise.awaited or rise.id not in self._open:
+            return
+        del self._open[rise.id]
+        for name in rise.names:
+            if self._names.get(name) is rise:
+                del self._names[name]
+        for index, lease in rise.leases:
+            index.finish_load(lease)
+
+
+class Seek:
+    """Looks for a prefix in the lower tiers, slice by slice, and has what is missing above brought up.
+
+    Call :meth:`advance` under the manager's lock until it returns ``False``; :attr:`rise` is then the
+    number of the rise to wait for, or 0.
+    """
+
+    def __init__(
+        self,
+        rises: Rises,
+        tiers: Sequence[LowerTier],
+        request: str,
+        salt: str,
+        keys: Sequence[bytes],
+        tail_keys: TailKeys,
+        *,
+        limit_tokens: int,
+        held_tokens: int,
+        local_tokens: int,
+        chunk_tokens: int,
+    ) -> None:
+        self.rise = 0
+        self.wait_seconds = 0.0
+        """How long the slowest tier that has some of it may take."""
+        self._rises = rises
+        self._tiers = deque(tier for tier in tiers if tier.usable)
+        self._request = request
+        self._salt = salt
+        self._keys = keys
+        self._tail_keys = tail_keys
+        self._limit = limit_tokens
+        self._chunk = chunk_tokens
+        self._first_chunk = self._next_chunk = held_tokens // chunk_tokens
+        self._reached = max(held_tokens, local_tokens)
+        self._segments: list[_Segment] = []
+        self._cursor: MatchCursor | None = None
+
+    def advance(self, now: float) -> bool:
+        if self._cursor is None and not self._segments and self._next_chunk < len(self._keys):
+            self.rise = self._rises.join(self._keys[self._next_chunk], self._request)
+            if self.rise:
+                return False
+        if not self._tiers:
+            return self._finish(now)
+        tier = self._tiers[0]
+        if self._cursor is None:
+            if not tier.usable:
+                self._tiers.popleft()
+                return True
+            self._cursor = tier.index.match_in_slices(
+                f"rise of {self._request}", self._keys, self._tail_keys, self._limit
+            )
+            self._index = tier.index
+        if self._cursor.advance(now):
+            return True
+        self._take(self._tiers.popleft(), self._index, self._cursor)
+        self._cursor = None
+        return True
+
+    def _take(self, tier: LowerTier, index: CacheManager, cursor: MatchCursor) -> None:
+        match = cursor.match
+        if match.lease is None:
+            return
+        gain = match.tokens - self._reached
+        if gain <= 0 or gain < tier.settings.min_load_tokens or index is not tier.index:
+            index.release(match.lease)
+            return
+        if index.begin_load(match.lease) is not LeaseOutcome.OK:
+            return
+        self._segments.append(_Segment(tier, index, match.lease, self._next_chunk, len(match.slots)))
+        self._next_chunk = match.tokens // self._chunk
+        self._reached = match.tokens
+        self.wait_seconds = max(self.wait_seconds, tier.settings.load_deadline)
+
+    def _finish(self, now: float) -> bool:
+        if self._segments:
+            names = self._keys[self._first_chunk : self._segments[-1].stop]
+            self.rise = self._rises.start(
+                self._request, self._salt, self._segments, names, now + self.wait_seconds
+            )
+        return False
