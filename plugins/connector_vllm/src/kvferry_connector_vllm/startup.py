@@ -145,12 +145,14 @@ class Startup:
         transfer = self._vllm_config.kv_transfer_config
         assert transfer is not None
         assert transfer.engine_id is not None
+        parallel = self._vllm_config.parallel_config
         return EngineDescription(
             engine_id=transfer.engine_id,
-            world_size=self._vllm_config.parallel_config.world_size,
+            world_size=parallel.world_size,
             groups=group_shapes(self._kv_cache_config),
             block_bytes=rank_block_bytes(self._kv_cache_config),
-            data_parallel_rank=self._vllm_config.parallel_config.data_parallel_index,
+            # vLLM sets the rank back to 0 where its engines share nothing; the index stays.
+            data_parallel_rank=getattr(parallel, "data_parallel_index", parallel.data_parallel_rank),
         )
 
     def _facts(self, config: Config) -> Iterable[Fact]:
