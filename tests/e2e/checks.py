@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from tests.engines import NO_LOAD, UNUSED, Answer, Engine
 
@@ -24,6 +30,35 @@ def assert_at_rest(counters: Mapping[str, float]) -> None:
     assert counters["mismatched_blocks"] == 0
     assert counters["failed_loads"] == 0
     assert counters["failed_saves"] == 0
+
+
+def operator(*words: str) -> dict[str, Any]:
+    """What ``kvferry`` answers an operator who runs it beside the engine."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "kvferry.cli.main", *words, "--format", "json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={name: value for name, value in os.environ.items() if not name.startswith("KVFERRY_")},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    answer: dict[str, Any] = json.loads(ran.stdout)
+    return answer
+
+
+def live(runtime_dir: Path, *words: str) -> dict[str, Any]:
+    return operator("live", *words, "--runtime-dir", str(runtime_dir))
+
+
+def sized(model: Path, *words: str) -> dict[str, Any]:
+    return operator("size", "--model", str(model), *words)
+
+
+def assert_sized(model: Path, runtime_dir: Path, ranks: int = 1) -> None:
+    """A slot of the one running engine is as large as was said beforehand."""
+    said = sized(model, "--tp", str(ranks), "--block-tokens", str(BLOCK))
+    assert live(runtime_dir, "status")["slot_bytes"] == said["chunk_bytes"]["rank"]
 
 
 def assert_reuses(engine: Engine, prompt: Sequence[int], ranks: int = 1) -> Answer:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,6 +12,7 @@ import msgspec
 import zmq
 
 from tests.demo.prompts import random_tokens
+from tests.e2e.checks import assert_sized, live
 from tests.e2e.conftest import Launch
 
 CHUNK = 256
@@ -94,26 +91,8 @@ class Subscriber:
         return len(prompt) // CHUNK * CHUNK
 
 
-def live(runtime_dir: Path, *words: str) -> dict[str, Any]:
-    """``kvferry live`` as an operator runs it, beside the engine."""
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "kvferry.cli.main", "live", *words),
-            *("--runtime-dir", str(runtime_dir), "--format", "json"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={name: value for name, value in os.environ.items() if not name.startswith("KVFERRY_")},
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    answer: dict[str, Any] = json.loads(ran.stdout)
-    return answer
-
-
 def test_published_parents_form_true_chains_and_an_operator_sees_and_clears_them(
-    launch: Launch, runtime_dir: Path
+    launch: Launch, runtime_dir: Path, small_model: Path
 ) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="kvf-") as folder,
@@ -145,6 +124,7 @@ def test_published_parents_form_true_chains_and_an_operator_sees_and_clears_them
             assert row["alive"]
             status = live(runtime_dir, "status")
             assert status["workers_ready"]
+            assert_sized(small_model, runtime_dir)
             assert status["numbers"]["resident"] >= 6
             (pin,) = live(runtime_dir, "pins", "list")["pins"]
             assert pin["name"] == "mine"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.demo.prompts import random_tokens
-from tests.e2e.checks import BLOCK, assert_at_rest, difference, whole_blocks
+from tests.e2e.checks import BLOCK, assert_at_rest, assert_sized, difference, whole_blocks
 from tests.e2e.conftest import Launch, make_model
 from tests.engines import NO_LOAD, NO_STORE, UNUSED, Engine
 from tests.models import ALL_WINDOWED, WINDOWED
@@ -28,7 +30,7 @@ def assert_restores(engine: Engine, tokens: int, verified: int) -> None:
 
 
 @pytest.mark.vllm_has(*FAILURES_BY_REQUEST)
-def test_of_sliding_windows_only_the_end_is_restored(launch: Launch) -> None:
+def test_of_sliding_windows_only_the_end_is_restored(launch: Launch, runtime_dir: Path) -> None:
     assert WINDOWED.window is not None
     window = WINDOWED.window // BLOCK
     described = launch(model=make_model("windowed"), max_num_batched_tokens=1024)
@@ -46,11 +48,14 @@ def test_of_sliding_windows_only_the_end_is_restored(launch: Launch) -> None:
         engine.reset()
         other = prompt[: 9 * BLOCK] + random_tokens(7, 300)
         assert engine.serve(other).cached_tokens == 9 * BLOCK
+        assert_sized(make_model("windowed"), runtime_dir)
         assert_at_rest(engine.reset())
 
 
 @pytest.mark.vllm_has(*FAILURES_BY_REQUEST)
-def test_a_model_of_sliding_windows_alone_is_restored_by_its_last_window(launch: Launch) -> None:
+def test_a_model_of_sliding_windows_alone_is_restored_by_its_last_window(
+    launch: Launch, runtime_dir: Path
+) -> None:
     assert ALL_WINDOWED.window is not None
     window = ALL_WINDOWED.window // BLOCK
     described = launch(model=make_model("all-windowed"), max_num_batched_tokens=1024)
@@ -67,6 +72,7 @@ def test_a_model_of_sliding_windows_alone_is_restored_by_its_last_window(launch:
             engine.reset()
             assert ours.cached_tokens == expected
             assert ours.tokens == engine.serve(turn, UNUSED).tokens
+        assert_sized(make_model("all-windowed"), runtime_dir)
         assert_at_rest(engine.reset())
 
 
@@ -77,7 +83,9 @@ def test_sliding_windows_are_left_alone_where_vllm_cannot_be_told_of_a_failure(l
 
 
 @pytest.mark.vllm_lacks(*FAILURES_BY_REQUEST)
-def test_sliding_windows_are_restored_as_full_attention_where_the_operator_wants_it(launch: Launch) -> None:
+def test_sliding_windows_are_restored_as_full_attention_where_the_operator_wants_it(
+    launch: Launch, runtime_dir: Path
+) -> None:
     """As the message of the test above says: all blocks are kept then, in one group."""
     described = launch(
         model=make_model("windowed"), max_num_batched_tokens=1024, disable_hybrid_kv_cache_manager=True
@@ -85,6 +93,7 @@ def test_sliding_windows_are_restored_as_full_attention_where_the_operator_wants
     with described as engine:
         for tokens in (129, 700, 1300):
             assert_restores(engine, tokens, whole_blocks(tokens) // BLOCK)
+        assert_sized(make_model("windowed"), runtime_dir)
         assert_at_rest(engine.reset())
 
 

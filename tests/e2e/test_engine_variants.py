@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.demo.prompts import random_tokens
-from tests.e2e.checks import assert_at_rest, assert_reuses, difference, whole_blocks
+from tests.e2e.checks import assert_at_rest, assert_reuses, assert_sized, difference, whole_blocks
 from tests.e2e.conftest import Launch
 from tests.engines import KV_TRANSFER, UNUSED
 
@@ -27,7 +27,9 @@ def test_both_roles_in_one_process_with_synchronous_loads(launch: Launch) -> Non
         assert_at_rest(engine.reset())
 
 
-def test_tensor_parallel_ranks_agree(launch: Launch, cores: list[int]) -> None:
+def test_tensor_parallel_ranks_agree(
+    launch: Launch, cores: list[int], small_model: Path, runtime_dir: Path
+) -> None:
     if len(cores) < 2:
         pytest.skip("two ranks need two cores")
     described = launch(
@@ -38,6 +40,7 @@ def test_tensor_parallel_ranks_agree(launch: Launch, cores: list[int]) -> None:
     )
     with described as engine:
         assert_reuses(engine, random_tokens(1, 1200), ranks=2)
+        assert_sized(small_model, runtime_dir, ranks=2)
         assert_at_rest(engine.reset())
 
 

@@ -13,6 +13,7 @@ BUILTIN_COMMANDS: Mapping[str, str] = {
     "rules": "list compatibility rules, and explain them",
     "config": "show a configuration with the origin of every value",
     "doctor": "show what kvferry finds on this machine",
+    "size": "say what a model's KV cache takes, and what fits where",
     "live": "look at running instances of this host, and change them",
     "docs": "write the reference pages of configuration keys and rules",
 }
@@ -44,6 +45,10 @@ def builtin_command(name: str, host: Host) -> Command:
         from kvferry.cli.doctor_command import DoctorCommand
 
         return DoctorCommand(host)
+    if name == "size":
+        from kvferry.cli.size_command import SizeCommand
+
+        return SizeCommand(host)
     if name == "live":
         from kvferry.cli.live_command import LiveCommand
 
