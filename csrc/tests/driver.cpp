@@ -12,17 +12,20 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "driver.hpp"
 #include "kvferry_native.h"
 
 namespace {
-
 int failures = 0;
+}
 
 void expect(bool good, const char *what) {
   if (good) return;
   std::printf("failed: %s\n", what);
   ++failures;
 }
+
+namespace {
 
 uint64_t address_of(const void *pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
@@ -107,5 +110,6 @@ int main() {
   for (int round = 0; round < 4; ++round) random_plans(random, 700000, 4);
   refusals();
   population();
+  uring_cases();
   return failures == 0 ? 0 : 1;
 }

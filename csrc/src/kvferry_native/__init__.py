@@ -6,8 +6,10 @@ plan may name first (``kvferry.data.copy.check_plan``).
 
 from kvferry_native._native import (
     ABI,
+    IoUring,
     advise_hugepages,
     copy_spans,
+    io_uring_refusal,
     pack_tokens,
     populate,
 )
@@ -16,9 +18,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ABI",
+    "IoUring",
     "__version__",
     "advise_hugepages",
     "copy_spans",
+    "io_uring_refusal",
     "pack_tokens",
     "populate",
 ]

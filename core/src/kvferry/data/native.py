@@ -9,7 +9,7 @@ from attrs import frozen
 from numpy import uint64
 from numpy.typing import NDArray
 
-NATIVE_ABI = 1
+NATIVE_ABI = 2
 """The version of kvferry-native's C interface that this core was written against."""
 
 
