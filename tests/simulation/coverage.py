@@ -31,6 +31,8 @@ LEASE_STEPS = (
     "read: owner ended",
     "read: owner ended during the load",
     "read: worker lost",
+    "read: lent",
+    "read: set aside",
     "write: opened",
     "write: renewed",
     "write: renewed too late",
@@ -73,9 +75,43 @@ QUOTAS = (
     "enforced: in use beyond it",
 )
 """What became of quotas, in the worlds whose policy keeps some."""
+TIERS = (
+    "paused -> opening",
+    "opening -> open",
+    "opening -> closing",
+    "opening -> paused",
+    "open -> closing",
+    "open -> paused",
+    "closing -> paused",
+    "store: ended",
+    "store: ended in part",
+    "store: failed",
+    "store: cancelled",
+    "store: no-space",
+    "store: timeout",
+    "fetch: ended",
+    "fetch: ended in part",
+    "fetch: failed",
+    "fetch: cancelled",
+    "fetch: called off",
+    "fetch: gone",
+    "fetch: corrupt",
+    "fetch: timeout",
+    "delete: ended",
+    "delete: ended in part",
+    "delete: failed",
+    "delete: cancelled",
+    "delete: timeout",
+    "rise: shared",
+    "rise: took too long",
+    "crash: writes lost",
+    "crash: others' chunks left",
+)
+"""What became of the tiers below the first, and of what they were asked for."""
 ENDS = (
     "waiting: aborted",
     "matched: aborted",
+    "rising: aborted",
     "loading: aborted",
     "running: aborted",
     "preempted: aborted",
@@ -83,6 +119,8 @@ ENDS = (
     "running: preempted",
     "loading: failed",
     "loading: loaded",
+    "waiting: rises",
+    "waiting: rose",
     "waiting: engine died",
     "running: engine died",
 )
@@ -98,6 +136,7 @@ class Coverage:
         self.requests: Counter[str] = Counter()
         self.wishes: Counter[str] = Counter()
         self.quotas: Counter[str] = Counter()
+        self.tiers: Counter[str] = Counter()
 
     def lease(self, step: str) -> None:
         self.leases[step] += 1
@@ -111,12 +150,16 @@ class Coverage:
     def quota(self, step: str) -> None:
         self.quotas[step] += 1
 
+    def tier(self, step: str) -> None:
+        self.tiers[step] += 1
+
     def add(self, other: Coverage) -> None:
         self.slots += other.slots
         self.leases += other.leases
         self.requests += other.requests
         self.wishes += other.wishes
         self.quotas += other.quotas
+        self.tiers += other.tiers
 
     def rows(self) -> Iterator[tuple[str, str, int]]:
         """Kind, step and count of every step that must be taken."""
@@ -127,6 +170,7 @@ class Coverage:
             ("request", ENDS, self.requests),
             ("wish", WISHES, self.wishes),
             ("quota", QUOTAS, self.quotas),
+            ("tier", TIERS, self.tiers),
         ):
             for step in steps:
                 yield kind, step, counts[step]
@@ -136,8 +180,8 @@ class Coverage:
 
     def unknown(self) -> list[str]:
         """Steps that were counted under a name that no table has; for the tests of the tables."""
-        known = {*LEASE_STEPS, *ENDS, *WISHES, *QUOTAS}
-        counted = self.leases + self.requests + self.wishes + self.quotas
+        known = {*LEASE_STEPS, *ENDS, *WISHES, *QUOTAS, *TIERS}
+        counted = self.leases + self.requests + self.wishes + self.quotas + self.tiers
         return sorted(step for step in counted if step not in known)
 
 

@@ -112,7 +112,7 @@ class Engine:
             return
         state = self._runtime._requests[request.id]
         matched = state.load is LoadState.MATCHED
-        where = "matched" if matched else request.where.value
+        where = "rising" if state.rise else "matched" if matched else request.where.value
         self._coverage.request(f"{where}: aborted")
         still_loading = request.where is Where.LOADING
         for queue in (self.waiting, self.loading, self.running):
@@ -164,11 +164,16 @@ class Engine:
             budget -= count
         scheduled = [item for item in scheduled if item[0] in self.running]
         admitted: set[str] = set()
-        while self.waiting and budget > 0 and self._admitted() < RUNNING:
+        rising = 0
+        while len(self.waiting) > rising and budget > 0 and self._admitted() < RUNNING:
             admission = self._admit(self.waiting[0], budget)
             if admission is None:
                 break
             request, count = admission
+            if count < 0:
+                rising += 1
+                self.waiting.rotate(-1)
+                continue
             if count:
                 admitted.add(request.id)
                 scheduled.append((request, request.computed, request.computed + count))
@@ -296,12 +301,20 @@ class Engine:
         return len(self.running) + len(self.loading) + loaded
 
     def _admit(self, request: Request, budget: int) -> tuple[Request, int] | None:
-        """Tokens to run now, none if a load comes first; ``None`` ends the round."""
+        """Tokens to run now, none if a load comes first, fewer if it waits for a lower tier; ``None`` ends
+        the round."""
         local = external = 0
         if request.computed == 0:
             if self._loop.chance(0.3):
                 local = self._loop.random.randrange((len(request.tokens) - 1) // BLOCK + 1) * BLOCK
-            external = self._runtime.match(request.id, local, request.preemptions, len(request.tokens))
+            found = self._runtime.match(request.id, local, request.preemptions, len(request.tokens))
+            if found is None:
+                self._coverage.request("waiting: rises")
+                request.rose = True
+                return request, -1
+            external = found
+            if external and request.rose:
+                self._coverage.request("waiting: rose")
             require(external >= 0 and external % BLOCK == 0, "a hit ends at a block", str(external))
             require(local + external < len(request.tokens), "a hit leaves a token to compute", request.id)
         start = request.computed or local + external

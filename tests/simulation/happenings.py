@@ -46,6 +46,7 @@ class Happenings:
             (0.3, self._silence),
             (0.5, self.world.worker_fails),
             (0.4, self._leap),
+            (2.5, self.world.tiers.trouble),
             (0.5, self._new_weights),
         )
         action = random.choices([c[1] for c in choices], [c[0] for c in choices])[0]
@@ -153,7 +154,7 @@ class Happenings:
             return
         if self.world.loop.chance(0.03):
             self.world.loop.fault("deaf listener")
-            self._deaf_until = self.world.loop.now + random.uniform(0.5, 5.0)
+            self._deaf_until = self.world.loop.now + random.uniform(0.5, 9.0)
             return
         self._listener.listen(manager.take_events, random.choice((5, MOST_FACTS, MOST_FACTS)))
         if manager.events_behind and manager.tell(self.world.truth.draw(random).keys, 0, lambda index: index):

@@ -300,6 +300,121 @@ MUTANTS = (
         "            self._owners.pop()\n",
         "            self._owners.clear()\n",
     ),
+    Mutant(
+        "chunks that are being deleted below are written meanwhile",
+        "control/lower.py",
+        "return coming or digest in self._leaving or digest in self._doomed or copying.freed(digest)",
+        "return coming",
+    ),
+    Mutant(
+        "copies down that failed are found",
+        "control/lower.py",
+        "good = [item for item, place in places.items() if place not in result.faults]",
+        "good = list(places)",
+    ),
+    Mutant(
+        "copies down end without an end of their leases",
+        "control/lower.py",
+        "        for lease in store.leases:\n            self._first.finish_load(lease)\n\n    def fetched(",
+        "\n    def fetched(",
+    ),
+    Mutant(
+        "more is copied down at once than may be",
+        "control/lower.py",
+        "free = self.settings.chunks_in_flight - self.storing",
+        "free = self.settings.chunks_in_flight",
+    ),
+    Mutant(
+        "what an index evicts stays in its store",
+        "control/lower.py",
+        "self._doomed.update(dict.fromkeys(self.index.copying.take_freed(DELETED_PER_ORDER)))",
+        "self.index.copying.take_freed(DELETED_PER_ORDER)",
+    ),
+    Mutant(
+        "deletions below that failed are forgotten",
+        "control/lower.py",
+        "        if again and self.usable:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "deletions below never end",
+        "control/lower.py",
+        "        self._leaving.difference_update(digests)\n",
+        "",
+    ),
+    Mutant(
+        "copies down never end",
+        "control/lower.py",
+        "        self._writing.difference_update(chunk.digest for chunk in store.chunks)\n",
+        "",
+    ),
+    Mutant(
+        "what was fetched is counted as on its way for ever",
+        "control/lower.py",
+        "        self.fetching -= len(chunks)\n",
+        "",
+    ),
+    Mutant(
+        "what was cleared is found at the next opening",
+        "control/lower.py",
+        "        self._stale.add(salt, model)\n",
+        "",
+    ),
+    Mutant(
+        "chunks that did not rise are found",
+        "control/rises.py",
+        "good = [item for item, place in places.items() if place not in result.faults]",
+        "good = list(places)",
+    ),
+    Mutant(
+        "more is fetched at once than may be",
+        "control/rises.py",
+        "room = tier.settings.chunks_in_flight - tier.fetching",
+        "room = tier.settings.chunks_in_flight",
+    ),
+    Mutant(
+        "an ended rise keeps its leases below",
+        "control/rises.py",
+        "        for index, lease in rise.leases:\n            index.finish_load(lease)\n",
+        "",
+    ),
+    Mutant(
+        "what an aborted request waited for comes up",
+        "control/rises.py",
+        "                if not rise.waiters:\n                    self._cancel(rise)\n",
+        "",
+    ),
+    Mutant(
+        "a fetch of one rank stands for all",
+        "runtime/lower_tiers.py",
+        "        if order.waiting:\n            return\n",
+        "",
+    ),
+    Mutant(
+        "chunks that only some ranks have are found",
+        "runtime/lower_tiers.py",
+        "common = set.intersection(*names) - spoilt",
+        "common = set.union(*names) - spoilt",
+    ),
+    Mutant(
+        "what is lent may be evicted",
+        "control/copying.py",
+        "for row in rows], held=False)",
+        "for row in rows], held=True)",
+    ),
+    Mutant(
+        "what is set aside never goes",
+        "control/copying.py",
+        "self._lent(owner, chosen, held=True)",
+        "self._lent(owner, chosen, held=False)",
+    ),
+    Mutant(
+        "chunks that are set aside are freed before they are copied",
+        "control/hierarchy.py",
+        "        tier.store([lent] if first is None else [first, lent], now)\n",
+        "        tier.store([lent] if first is None else [first, lent], now)\n"
+        "        self.first.finish_load(lent.lease)\n",
+    ),
 )
 
 

@@ -112,6 +112,14 @@ class Rank:
         users = self.writing if job.direction is Direction.SAVE else self.reading
         users.update(job.slots)
 
+    def will_write(self, slots: Collection[int]) -> None:
+        """Somebody else of this rank may write these slots until :meth:`wrote` says otherwise."""
+        if self.alive:
+            self.writing.update(slots)
+
+    def wrote(self, slots: Collection[int]) -> None:
+        _count_down(self.writing, slots)
+
     def submit(self, job: Job) -> None:
         """Queue a job that was expected before."""
         if self._loop.chance(self._trouble.refused_plan):
@@ -255,11 +263,15 @@ class Rank:
 
     def _end(self, job: Job) -> None:
         users = self.writing if job.direction is Direction.SAVE else self.reading
-        for slot in job.slots:
-            users[slot] -= 1
-            if users[slot] <= 0:
-                del users[slot]
+        _count_down(users, job.slots)
         self._on_end(self, job)
+
+
+def _count_down(users: Counter[int], slots: Iterable[int]) -> None:
+    for slot in slots:
+        users[slot] -= 1
+        if users[slot] <= 0:
+            del users[slot]
 
 
 def empty_slots(count: int) -> list[list[int]]:

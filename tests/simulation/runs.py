@@ -11,9 +11,11 @@ from random import Random
 
 from attrs import define, field, frozen
 
+from kvferry.config import StoreWhen
 from kvferry.runtime.requests import LoadMode
 from tests.simulation.coverage import Coverage, lines
 from tests.simulation.events import SimulationFailure
+from tests.simulation.tiers import TierSize
 from tests.simulation.world import Settings, World
 
 EVENTS_PER_SEED = 25_000
@@ -93,12 +95,25 @@ class Report:
 def settings_of(seed: int) -> Settings:
     """Each seed has a world of its own size."""
     random = Random(seed)
+    tiers = tuple(_tier_of(random) for _ in range(random.choice((0, 1, 1, 1, 1, 2))))
     return Settings(
         ranks=random.choice((1, 2, 2, 3)),
-        slots=random.choice((24, 36, 48, 64)),
+        slots=random.choice((24, 24, 36) if tiers else (24, 36, 48, 64)),
         load_mode=random.choice((LoadMode.AUTO, LoadMode.ASYNC, LoadMode.SYNC)),
         save_generated=random.random() < 0.7,
         quotas=seed % 3 == 1,
+        tiers=tiers,
+    )
+
+
+def _tier_of(random: Random) -> TierSize:
+    """Some hold more than their index thinks, some less."""
+    chunks = random.choice((30, 60, 90))
+    return TierSize(
+        when=random.choice((StoreWhen.WRITE_THROUGH, StoreWhen.WRITE_THROUGH, StoreWhen.WRITE_ON_EVICT)),
+        chunks=chunks,
+        room=chunks + random.choice((-12, 0, 6)),
+        in_flight=random.choice((3, 8, 20)),
     )
 
 

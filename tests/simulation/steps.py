@@ -42,6 +42,8 @@ class Request:
     loading: set[int] = field(factory=set)
     """Ranks whose load has not ended."""
     failed: bool = False
+    rose: bool = False
+    """It was told to ask again later."""
     mixed: bool = False
     """It went on while the weights changed: its blocks are its own business, and must not be stored."""
     held: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import define
 
+from kvferry.control.copying import Copying
 from kvferry.control.entries import State
 from kvferry.control.manager import SLICE_KEYS
 from kvferry.control.matching import MatchCursor, TailKeys
@@ -16,6 +17,7 @@ from kvferry.control.outcomes import (
     Completion,
     Expired,
     LeaseOutcome,
+    Lent,
     Match,
     OwnerEnded,
     PinOutcome,
@@ -96,6 +98,7 @@ class WatchedManager(QuotaManager):
         """Whether a call is under way that may evict, and remove chunks for no other reason."""
         self.slots_read: Counter[int] = Counter()
         """How many read leases each slot is under."""
+        self.copying = WatchedCopying(self)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -124,6 +127,13 @@ class WatchedManager(QuotaManager):
             self.coverage.lease("read: opened")
         self.slots_read.update(slots[len(read.slots) :])
         read.slots = slots
+
+    def lent(self, owner: str, lent: Lent) -> None:
+        """Chunks are being copied elsewhere: only their result ends it."""
+        read = Read(owner, NEVER, self.__clock(), lent.slots, in_flight=True)
+        self.reads[lent.lease] = read
+        self.slots_read.update(lent.slots)
+        self.coverage.lease("read: lent")
 
     def matched(self, match: Match, keys: Sequence[bytes], tails: dict[int, bytes], limit: int) -> None:
         """A match is complete: what it found must be what was asked for, on every rank."""
@@ -374,6 +384,29 @@ class WatchedManager(QuotaManager):
         if answer in (LeaseOutcome.ENDED, LeaseOutcome.UNKNOWN):
             self.coverage.lease(f"asked about: {answer.value}")
         return answer
+
+
+class WatchedCopying(Copying):
+    """Tells the model of what is lent."""
+
+    def __init__(self, manager: WatchedManager) -> None:
+        super().__init__(manager._residency, manager._leases)
+        self._manager = manager
+
+    def lend(self, owner: str, digests: Sequence[bytes]) -> Lent | None:
+        lent = super().lend(owner, digests)
+        if lent is not None:
+            self._manager.lent(owner, lent)
+        return lent
+
+    def set_aside(self, owner: str, count: int) -> Lent | None:
+        self._manager.evicting = True
+        lent = super().set_aside(owner, count)
+        self._manager.evicting = False
+        if lent is not None:
+            self._manager.coverage.lease("read: set aside")
+            self._manager.lent(owner, lent)
+        return lent
 
 
 class WatchedCursor:

@@ -13,7 +13,6 @@ from kvferry.data.wire import WIRE_VERSION, Beat, Bye, Done, FromWorker, Hello, 
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.grain import GroupShape
 from kvferry.runtime.requests import LoadMode
-from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry_eviction_policies.isolated_lru import IsolatedLRU
 from kvferry_eviction_policies.options import IsolatedLRUOptions
 from tests.simulation.checks import LARGEST_LAG, LONGEST_LEASE_SECONDS, Checks
@@ -25,12 +24,15 @@ from tests.simulation.network import Network, Weather
 from tests.simulation.peers import Fetch, Surroundings
 from tests.simulation.quotas import SLOT_BYTES, QuotaModel, WatchedQuotas
 from tests.simulation.ranks import Job, Rank, Trouble, busy, empty_slots
+from tests.simulation.tiers import HostedRuntime, Tiers, TierSize
 from tests.simulation.truth import BLOCK, CHUNK, GARBAGE, Numbers, Truth
 from tests.simulation.watched import WatchedManager
 
 LEASE_SECONDS, WRITE_SECONDS = 3.0, 5.0
 WATCHDOG_SECONDS = 40.0
 """An engine whose worker owes a result for so long is ended by whoever watches over it."""
+EPOCH = 1.7e9
+"""When the world began, in seconds since 1970."""
 AUDIT_EVERY = 30
 """Events between two audits of everything."""
 
@@ -46,6 +48,8 @@ class Settings:
     save_generated: bool = True
     quotas: bool = False
     """Whether the policy keeps owners apart."""
+    tiers: tuple[TierSize, ...] = ()
+    """Below the first, fast to slow."""
     weather: Weather = field(factory=Weather)
     trouble: Trouble = field(factory=Trouble)
 
@@ -62,7 +66,7 @@ class World:
         self.memories = [empty_slots(settings.slots) for _ in range(settings.ranks)]
         self.ranks: list[Rank] = []
         self.engine: Engine | None = None
-        self.runtime: SchedulerRuntime | None = None
+        self.runtime: HostedRuntime | None = None
         self.engines = 0
         self.numbers = Numbers()
         self.fetches: dict[int, Fetch] = {}
@@ -99,6 +103,7 @@ class World:
             lambda: tuple(self.ranks),
             LEASE_SECONDS,
         )
+        self.tiers = Tiers(self, settings.tiers)
         self.happenings = Happenings(self)
         self._start_engine()
         self._every(0.7, "timers", self._timers)
@@ -134,7 +139,8 @@ class World:
     def _start_engine(self) -> None:
         settings = self.settings
         self.engines += 1
-        self.runtime = runtime = SchedulerRuntime(
+        self.runtime = runtime = HostedRuntime(
+            self.tiers,
             self.manager,
             MeetingPlace("simulated", None, {}),
             world_size=settings.ranks,
@@ -145,6 +151,8 @@ class World:
             save_generated=settings.save_generated,
             quick_load_tokens=3 * CHUNK,
             clock=self.clock,
+            lower=self.tiers.setup(),
+            wall_clock=lambda: EPOCH + self.loop.now,
         )
         self.ranks = [
             Rank(
@@ -158,6 +166,7 @@ class World:
             )
             for number in range(settings.ranks)
         ]
+        self.tiers.attach(runtime, self.ranks)
         for rank in self.ranks:
             self.loop.after(self.loop.random.uniform(0, 0.2), "hello", lambda rank=rank: self._hello(rank))
         self.engine = Engine(
@@ -189,6 +198,7 @@ class World:
         def arrive() -> None:
             if self.runtime is not None:
                 self.runtime.deliver(message)
+                self.tiers.wake()
 
         self.network.send(kind, arrive, can_be_lost=can_be_lost)
 
@@ -229,6 +239,7 @@ class World:
         if self.loop.chance(0.4):
             for rank in self.ranks:
                 rank.drop_everything()
+                self.tiers.rank_ends(rank)
                 rank.stop()
                 self._tell_runtime("bye", Bye(rank=rank.number, epoch=rank.epoch))
         else:
@@ -253,6 +264,7 @@ class World:
             self.manager.release_owner(request_id)
         if not first:
             self.manager.worker_lost()
+        self.tiers.crash()
         self.runtime.close()
         self.engine = self.runtime = None
         if self.loop.chance(0.4):
@@ -266,6 +278,7 @@ class World:
     def check_event(self) -> None:
         """After every event."""
         self.checks.after_event()
+        self.tiers.after_event()
 
     # -- running ----------------------------------------------------------------------------------------
 
@@ -277,6 +290,7 @@ class World:
             self.check_event()
             if self.loop.count % AUDIT_EVERY == 0:
                 self.checks.audit()
+                self.tiers.audit()
 
     def drain(self) -> None:
         """Nobody comes any more and nothing fails any more: all must end, and all counts return."""
@@ -289,6 +303,8 @@ class World:
             self.loop.step()
             self.check_event()
         self.checks.audit()
+        self.tiers.audit()
+        self.tiers.check_empty()
         assert self.engine is not None
         assert self.runtime is not None
         self.engine.check_empty()
@@ -304,7 +320,7 @@ class World:
         if self.engine is None or self.runtime is None or not self.engine.idle:
             return False
         forgotten = not self.runtime._requests and not self.runtime._in_flight._open
-        return held + stats.quarantined == 0 and forgotten
+        return held + stats.quarantined == 0 and forgotten and self.tiers.quiet
 
     def _what_is_left(self) -> str:
         left = [request.id for request in self.engine.requests.values()] if self.engine else []

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvferry.cli.host import Host
+from kvferry.cli.main import main
 from kvferry.data.plans import TransferResult
 from kvferry.data.wire import WIRE_VERSION, Beat, Done, Hello, Ready
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.side_channel import SideChannelClient
-from kvferry.testing.fake_instance import FakeInstance, InstanceSettings, open_fake_instance
+from kvferry.testing.fake_engine import EngineSettings
+from kvferry.testing.fake_instance import FakeInstance, InstanceSettings, LowerFake, open_fake_instance
+from kvferry.testing.fake_memory import FakeGroup
+from kvferry.testing.gated_backend import Disk, GatedBackend
 from kvferry.testing.leaks import LeakGuard
 
 OpenInstance = Callable[..., FakeInstance]
@@ -86,5 +92,62 @@ def raw_worker() -> Iterator[Callable[..., RawWorker]]:
             worker.client.open()
             stack.callback(worker.client.close)
             return worker
+
+        yield open_
+
+
+@pytest.fixture
+def live(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs ``kvferry live``; the JSON that it printed, or its code and what it complained of."""
+
+    def run(*words: str, text: bool = False) -> Any:
+        host = Host(environment={"XDG_RUNTIME_DIR": str(folder)})
+        code = main(["live", *words, *([] if text else ["--format", "json"])], host)
+        out, err = capsys.readouterr()
+        if code:
+            return code, err
+        return out if text else json.loads(out)
+
+    return run
+
+
+@pytest.fixture
+def open_tiers(folder: Path, leak_guard: LeakGuard) -> Iterator[Any]:
+    """``open_tiers(disk, ...)`` opens an instance with a tier over each disk, or over the disks of several
+    ranks; settings go to each tier."""
+    with ExitStack() as stack:
+
+        def open_(
+            *disks: Disk | Sequence[Disk],
+            slots: int = 8,
+            tiers: Sequence[dict[str, Any]] = (),
+            groups: tuple[FakeGroup, ...] = (FakeGroup(),),
+            events: int = 0,
+            **settings: Any,
+        ) -> FakeInstance:
+            ranks = [disk if isinstance(disk, Sequence) else (disk,) for disk in disks]
+            each = tiers or [{}] * len(disks)
+            lower = tuple(
+                LowerFake(
+                    make_backend=lambda rank, disk=disk: GatedBackend(disk[rank]),
+                    name=f"lower{index}",
+                    chunks=more.pop("chunks", 256),
+                    ttl=more.pop("ttl", None),
+                    settings={"load_deadline": 30.0, **settings, **more},
+                )
+                for index, (disk, more) in enumerate(zip(ranks, map(dict, each), strict=True))
+            )
+            made = InstanceSettings(
+                engine=EngineSettings(prefix_cache=False),
+                groups=groups,
+                slots=slots,
+                world_size=len(ranks[0]),
+                verify=True,
+                lower=lower,
+            )
+            opened = open_fake_instance(
+                folder, made, watch=leak_guard.watch, manager_options={"events": events} if events else None
+            )
+            return stack.enter_context(opened)
 
         yield open_

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,8 +16,6 @@ import msgspec
 import pytest
 
 from kvferry.api import ErrorKind, KVFerryError
-from kvferry.cli.host import Host
-from kvferry.cli.main import main
 from kvferry.config import Config
 from kvferry.data.questions import (
     QUESTIONS_VERSION,
@@ -65,21 +62,6 @@ def instance(open_instance: Any) -> FakeInstance:
     opened = open_instance(InstanceSettings(engine=engine, slots=64), card=CARD)
     assert isinstance(opened, FakeInstance)
     return opened
-
-
-@pytest.fixture
-def live(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs ``kvferry live``; the JSON that it printed, or its code and what it complained of."""
-
-    def run(*words: str, text: bool = False) -> Any:
-        host = Host(environment={"XDG_RUNTIME_DIR": str(folder)})
-        code = main(["live", *words, *([] if text else ["--format", "json"])], host)
-        out, err = capsys.readouterr()
-        if code:
-            return code, err
-        return out if text else json.loads(out)
-
-    return run
 
 
 def serve(instance: FakeInstance, start: int = 0, length: int = 3 * CHUNK, **more: Any) -> int:
@@ -195,7 +177,7 @@ def test_bad_words_are_told_before_anybody_is_asked(words: tuple[str, ...], live
 
 
 def test_without_an_instance_there_is_one_clear_error(live: Callable[..., Any], folder: Path) -> None:
-    assert live("list") == {"instances": []}
+    assert live("list") == {"schema": 1, "instances": []}
     code, complaint = live("status")
     assert code == 2
     assert "no instance is running" in complaint

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from typing import Any
 
+import attrs
 import msgspec
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     supports_hma,
 )
 
-from kvferry.runtime import StepPlan
+from kvferry.runtime import LowerTierReport, StepPlan, TierStatistics
 from kvferry_connector_vllm.connector import (
     KVFerryConnector,
     KVFerryMetadata,
@@ -29,9 +31,14 @@ from kvferry_connector_vllm.register import NAME, register
 from kvferry_connector_vllm.stats import (
     COUNTERS,
     GAUGES,
+    LOWER_COUNTERS,
+    LOWER_GAUGES,
     KVFerryPromMetrics,
     KVFerryStats,
     Totals,
+    scheduler_lower,
+    tier_of,
+    worker_lower,
 )
 from kvferry_connector_vllm.versions import FAILURES_BY_REQUEST
 
@@ -87,6 +94,67 @@ def test_an_interval_shows_what_was_added_by_all_sources_and_the_latest_gauges()
 def test_ranks_are_added_up() -> None:
     total = Totals("rank 0").report({"saved_bytes": 3}).aggregate(Totals("rank 1").report({"saved_bytes": 4}))
     assert total.reduce() == {"saved_bytes": 7}
+
+
+def lower_report(**numbers: Any) -> LowerTierReport:
+    names = attrs.fields_dict(LowerTierReport)
+    texts = {"name": "ssd", "health": "open", "reason": ""}
+    return LowerTierReport(**{**dict.fromkeys(names, 0), **texts, **numbers})
+
+
+def test_every_number_of_a_tier_below_the_first_is_told_by_somebody() -> None:
+    told = {**scheduler_lower(lower_report()), **worker_lower(TierStatistics())}
+    assert set(told) == {*LOWER_COUNTERS, *LOWER_GAUGES}
+
+
+def test_tiers_below_the_first_are_told_apart_and_ranks_are_added_up() -> None:
+    scheduler = Totals("scheduler").report(
+        {"hit_tokens": 5},
+        {
+            "ssd": scheduler_lower(lower_report(fetched=3, capacity=9)),
+            "far": scheduler_lower(lower_report(name="far", fetched=4, health="paused")),
+        },
+    )
+    for rank in range(2):
+        written = TierStatistics(written_bytes=100 + rank, write_seconds=0.25)
+        scheduler.aggregate(Totals(f"rank {rank}").report({}, {"ssd": worker_lower(written)}))
+    assert scheduler.reduce() == {
+        "hit_tokens": 5,
+        "ssd.fetched": 3,
+        "ssd.capacity": 9,
+        "ssd.open": 1,
+        "ssd.written_bytes": 201,
+        "ssd.write_seconds": 0.5,
+        "far.fetched": 4,
+    }
+
+
+def test_prometheus_has_a_series_for_each_tier_below_the_first_and_shows_what_is_0() -> None:
+    registry = CollectorRegistry()
+    metrics = prometheus(registry)
+    source = Totals("scheduler")
+
+    def observe(health: str, **numbers: int) -> None:
+        lower = {"ssd": scheduler_lower(lower_report(health=health, **numbers))}
+        metrics.observe(source.report({"risen_tokens": 7}, lower).data, engine_idx=1)
+
+    def value(name: str) -> float | None:
+        return registry.get_sample_value(f"kvferry:{name}", {"engine": "1", "tier": "ssd"})
+
+    observe("open", stored=3, chunks=3)
+    assert (value("lower_stored_total"), value("lower_chunks"), value("lower_open")) == (3, 3, 1)
+    assert value("lower_failures_total") == 0
+    observe("closing", stored=5, failures=1)
+    assert (value("lower_stored_total"), value("lower_chunks"), value("lower_open")) == (5, 0, 0)
+    assert value("lower_failures_total") == 1
+    assert registry.get_sample_value("kvferry:risen_tokens_total", {"engine": "1"}) == 7
+    assert registry.get_sample_value("kvferry:lower_stored_total", {"engine": "0", "tier": "ssd"}) is None
+
+
+@given(tier=st.text(min_size=1))
+def test_the_tier_of_a_source_is_the_one_that_it_is_about(tier: str) -> None:
+    data = Totals("rank 3").report({"saved_bytes": 1}, {tier: {"lower_read_bytes": 2}}).data
+    assert sorted(map(tier_of, data)) == ["", tier]
 
 
 def test_an_interval_without_a_change_is_empty_and_a_changed_gauge_is_a_change() -> None:

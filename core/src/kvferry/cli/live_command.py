@@ -37,6 +37,7 @@ from kvferry.runtime.examination import fault_text
 from kvferry.runtime.instances import ANSWER_SECONDS, Instance, ask, choose_instance, find_instances
 from kvferry.runtime.startup import Reading, read
 
+SCHEMA_VERSION = 1
 CLEAR_SECONDS = 120.0
 """A clear or a lowered quota is worked off in slices between everything else."""
 
@@ -50,7 +51,7 @@ class LiveCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
         self._action(actions, "list", "list the instances of this host, dead ones included")
-        status = self._action(actions, "status", "show an instance's counters and slots")
+        status = self._action(actions, "status", "show an instance's tiers: slots, counters, health")
         status.add_argument("instance", nargs="?", metavar="INSTANCE", help=_INSTANCE)
         clear = self._action(actions, "clear", "remove chunks from an instance")
         _add_instance(clear)
@@ -64,14 +65,15 @@ class LiveCommand:
             help="only chunks of the served base model",
         )
         clear.add_argument("--salt", help="only chunks of this cache salt; '' means requests without one")
-        clear.add_argument("--tier", metavar="NAME", help="only this tier")
+        clear.add_argument("--tier", metavar="NAME", help="only this tier (default: all of them)")
         self._configure_quota(actions)
         self._configure_pins(actions)
 
     def _configure_quota(self, actions: Any) -> None:
         quota = actions.add_parser("quota", help="show and change how much an owner may hold")
         steps = quota.add_subparsers(dest="step", metavar="STEP", title="steps", required=True)
-        _add_instance(self._action(steps, "list", "show quotas and what owners hold"))
+        show = self._action(steps, "list", "show quotas and what owners hold")
+        _add_instance(show)
         change = self._action(steps, "set", "give an owner (a cache salt) a quota, or all others")
         _add_instance(change)
         change.add_argument("owner", nargs="?", metavar="OWNER", help="the owner; '' owns without a salt")
@@ -82,6 +84,8 @@ class LiveCommand:
         forget = self._action(steps, "forget", "let the default apply to an owner again")
         _add_instance(forget)
         forget.add_argument("owner", metavar="OWNER")
+        for step in (show, change, forget):
+            step.add_argument("--tier", metavar="NAME", help="of this tier (default: the first one)")
 
     def _configure_pins(self, actions: Any) -> None:
         pins = actions.add_parser("pins", help="show and change what is pinned")
@@ -126,7 +130,7 @@ class LiveCommand:
         instance = choose_instance(root, arguments.instance)
         answer = ask(instance, question, expected, seconds)
         if arguments.format == "json":
-            print_json({**_instance_json(instance), **msgspec.to_builtins(answer)})
+            print_json({"schema": SCHEMA_VERSION, **_instance_json(instance), **msgspec.to_builtins(answer)})
         else:
             print(_text(answer))
         return int(ExitCode.CLEAN)
@@ -156,7 +160,7 @@ def _add_instance(parser: argparse.ArgumentParser) -> None:
 def _list(root: Path, form: str) -> int:
     found = find_instances(root)
     if form == "json":
-        print_json({"instances": [_instance_json(instance) for instance in found]})
+        print_json({"schema": SCHEMA_VERSION, "instances": [_instance_json(instance) for instance in found]})
     else:
         print(instances_text(found, root))
     return int(ExitCode.CLEAN)
@@ -182,9 +186,9 @@ def _question(arguments: argparse.Namespace) -> tuple[Question, type[Answer], fl
         return AskClear(arguments.model, arguments.salt, arguments.tier), Cleared, CLEAR_SECONDS
     if action == "quota":
         if step == "list":
-            return AskQuotas(), Quotas, ANSWER_SECONDS
+            return AskQuotas(arguments.tier), Quotas, ANSWER_SECONDS
         if step == "forget":
-            return ForgetQuota(arguments.owner), Quotas, CLEAR_SECONDS
+            return ForgetQuota(arguments.owner, arguments.tier), Quotas, CLEAR_SECONDS
         return _set_quota(arguments), Quotas, CLEAR_SECONDS
     if step == "list":
         return AskPins(), Pins, ANSWER_SECONDS
@@ -208,7 +212,8 @@ def _set_quota(arguments: argparse.Namespace) -> SetQuota:
     except ValueError as error:
         arguments.usage(str(error))
         raise
-    return SetQuota(arguments.owner if named else None, None if limit == UNLIMITED else limit)
+    quota = None if limit == UNLIMITED else limit
+    return SetQuota(arguments.owner if named else None, quota, arguments.tier)
 
 
 def _text(answer: Answer) -> str:

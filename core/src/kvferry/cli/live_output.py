@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvferry.api.units import format_duration
 from kvferry.cli.output import table
 from kvferry.compat.values import size_text
-from kvferry.data.questions import Cleared, Pins, Quotas, Status
+from kvferry.data.questions import Cleared, LowerStatus, Pins, Quotas, Status, TierCleared
 from kvferry.runtime.instances import Instance
 
 _NO_SALT = "(no salt)"
@@ -38,20 +38,44 @@ def instances_text(instances: Sequence[Instance], root: Path) -> str:
 
 
 def status_text(status: Status) -> str:
-    """A table of all numbers."""
+    """A table of numbers for each tier, and one of what requests have of those below the first."""
     workers = "all workers are here" if status.workers_ready else "not all workers are here: nothing is found"
-    rows = [(name, str(value)) for name, value in status.numbers.items()]
-    slot = f"{size_text(status.slot_bytes)} a slot"
-    return "\n".join([f"tier {status.tier}, {slot}; {workers}", "", *table([("NUMBER", "VALUE"), *rows])])
+    parts = [
+        _numbers(f"tier {status.tier}, {size_text(status.slot_bytes)} a slot; {workers}", status.numbers)
+    ]
+    parts += [_numbers(_health(tier), tier.numbers) for tier in status.lower]
+    if status.lower:
+        parts.append(_numbers("what requests have of the tiers below the first", status.waiting))
+    return "\n\n".join(parts)
+
+
+def _health(tier: LowerStatus) -> str:
+    text = f"tier {tier.tier}: {tier.health}" + ("" if tier.health == "open" else ", not used now")
+    return f"{text}; it failed last because: {tier.reason}" if tier.reason else text
+
+
+def _numbers(head: str, numbers: Mapping[str, float]) -> str:
+    rows = [
+        (name, f"{value:.3f}" if isinstance(value, float) else str(value)) for name, value in numbers.items()
+    ]
+    return "\n".join([head, "", *table([("NUMBER", "VALUE"), *rows])])
 
 
 def cleared_text(cleared: Cleared) -> str:
-    """One line."""
-    text = f"{cleared.removed} chunks removed"
-    if cleared.kept:
-        text += f"; {cleared.kept} more cannot be found and go once they were read"
-    if cleared.doomed:
-        text += f"; {cleared.doomed} that were being written will not be kept"
+    """One line for each tier, which is only named where there are several."""
+    several = len(cleared.by_tier) > 1
+    return "\n".join(_cleared_line(part, several) for part in cleared.by_tier)
+
+
+def _cleared_line(part: TierCleared, named: bool) -> str:
+    text = f"tier {part.tier}: " if named else ""
+    text += f"{part.removed} chunks removed"
+    if part.kept:
+        text += f"; {part.kept} more cannot be found and go once they were read"
+    if part.doomed:
+        text += f"; {part.doomed} that were being written will not be kept"
+    if part.health != "open":
+        text += f"; the tier is {part.health}, and what its store holds goes when it is opened"
     return text
 
 
@@ -64,7 +88,7 @@ def quotas_text(quotas: Quotas) -> str:
     ]
     each = f"{_quota(quotas.default)} each"
     rows.append(("all others", each, size_text(quotas.others_held), str(quotas.others_over_quota)))
-    lines = table(rows)
+    lines = [f"tier {quotas.tier}", "", *table(rows)]
     if quotas.evicted:
         lines += ["", f"{quotas.evicted} chunks were evicted"]
     return "\n".join(lines)

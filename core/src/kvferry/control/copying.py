@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvferry.control.columns import Ids
+from kvferry.control.columns import Ids, as_sequence
 from kvferry.control.deadlines import NEVER
 from kvferry.control.entries import NOBODY, ROOT, State
 from kvferry.control.leases import LeaseTable
@@ -36,21 +36,31 @@ class Copying:
     def watch_freed(self) -> None:
         """Note every chunk that goes from now on, for :meth:`take_freed`."""
         if self._residency.freed is None:
-            self._residency.freed = deque()
+            self._residency.freed = {}
 
     def take_published(self, limit: int) -> list[bytes]:
         """Up to ``limit`` chunks that became visible, the first one first. Some may be gone again."""
         return _taken(self._residency.published, limit)
 
     @property
+    def has_published(self) -> bool:
+        """Whether :meth:`take_published` has something to tell."""
+        return bool(self._residency.published)
+
+    @property
     def has_freed(self) -> bool:
         """Whether :meth:`take_freed` has something to tell."""
         return bool(self._residency.freed)
 
+    def freed(self, digest: bytes) -> bool:
+        """Whether :meth:`take_freed` will tell of the chunk."""
+        return self._residency.freed is not None and digest in self._residency.freed
+
     def take_freed(self, limit: int) -> list[bytes]:
-        """Up to ``limit`` chunks whose slots became free: nobody reads or writes their bytes any more,
-        whether they were visible once or not."""
-        return _taken(self._residency.freed, limit)
+        """Up to ``limit`` chunks, in any order, whose slots became free: nobody reads or writes their bytes
+        any more, whether they were visible once or not."""
+        freed = self._residency.freed
+        return [freed.popitem()[0] for _ in range(min(limit, len(freed)))] if freed else []
 
     # What is there
 
@@ -64,6 +74,12 @@ class Copying:
         """Slots that there are."""
         return self._residency.tier.pool.usable
 
+    @property
+    def going(self) -> int:
+        """Chunks that cannot be found any more, and whose slots somebody still reads or writes."""
+        count = self._residency.count
+        return count[State.RETIRING] + count[State.QUARANTINED]
+
     def pending(self, digest: bytes) -> bool:
         """Whether somebody is writing the chunk."""
         return digest in self._residency.entries.pending
@@ -75,24 +91,24 @@ class Copying:
 
     def missing_before(
         self, digest: bytes, elsewhere: Callable[[bytes], bool], limit: int
-    ) -> list[bytes] | None:
-        """A visible chunk and those before it, the head first, as far as ``elsewhere`` does not know them;
-        ``None`` if it is not visible, or if there are more than ``limit``."""
+    ) -> tuple[list[bytes], bool]:
+        """A visible chunk and those before it, the head first, as far as ``elsewhere`` does not know them:
+        the last ``limit`` of them, and whether that is all. Nothing if it is not visible."""
         entries = self._residency.entries
         row = self._visible(digest)
-        if row == NOBODY:
-            return None
         found: list[bytes] = []
-        while row != ROOT:
+        every = True
+        while row not in (NOBODY, ROOT):
             name = entries.digests.digest(row)
             if elsewhere(name):
                 break
             if len(found) == limit:
-                return None
+                every = False
+                break
             found.append(name)
             row = entries.parent.view[row]
         found.reverse()
-        return found
+        return found, every
 
     def lend(self, owner: str, digests: Sequence[bytes]) -> Lent | None:
         """Keep these visible chunks as they are until :meth:`CacheManager.finish_load` of the lease;
@@ -145,10 +161,17 @@ class Copying:
         for row in rows:
             self._residency.tier.policy.touch((row,))
 
-    def withhold(self, slots: int) -> None:
+    def used_run(self, digests: Sequence[bytes]) -> int:
+        """These full chunks, a part of one chain, were used together. How many of them are here."""
+        rows = self._residency.entries.digests.find_run(digests)
+        if len(rows):
+            self._residency.tier.policy.touch(as_sequence(rows))
+        return len(rows)
+
+    def withhold(self, slots: int) -> int:
         """The store has no room for so many chunks as was thought: up to ``slots`` of those that are free
-        are never handed out again."""
-        self._residency.withhold(slots)
+        are not handed out any more. How many."""
+        return self._residency.withhold(slots)
 
     def restore(self, slots: int) -> None:
         """Hand out up to ``slots`` of those that were withheld again."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvferry.config import StoreWhen
 from kvferry.control.deadlines import NEVER
-from kvferry.control.lower import LowerTier, LowerTierReport
+from kvferry.control.lower import CLIMBED_AT_ONCE, LowerTier, LowerTierReport
 from kvferry.control.manager import CacheManager
 from kvferry.control.matching import TailKeys
 from kvferry.control.orders import Order, OrderResult
@@ -34,6 +34,8 @@ class Hierarchy:
         self.first = first
         self.lower = tuple(lower)
         self.rises = rises
+        self.settled = 0
+        """Grows whenever results of orders were taken in."""
         self._chunk_tokens = chunk_tokens
         self._on_evict = [tier for tier in lower if tier.settings.store is StoreWhen.WRITE_ON_EVICT]
         self._through = [tier for tier in lower if tier.settings.store is StoreWhen.WRITE_THROUGH]
@@ -71,13 +73,38 @@ class Hierarchy:
     def touch(self, keys: Sequence[bytes]) -> None:
         """These chunks of one chain, from its head, were used above; below they were, too."""
         for tier in self.lower:
-            if tier.usable:
-                tier.index.touch(keys)
+            known = tier.index.copying.used_run(keys) if tier.usable else len(keys)
+            if known < len(keys) and tier in self._through:
+                tier.remember(keys[-1])
+
+    # Clearing
+
+    def clear_begins(
+        self, salt: str | None = None, model: str | None = None, only: str | None = None
+    ) -> list[LowerTier]:
+        """Nothing moves down until :meth:`clear_ended`, nothing more rises of what was asked for, and nothing
+        of the salt and the model (``None`` for any) that a lower tier's store holds by now is ever found
+        again. Meanwhile the caller clears the index of each of these tiers, the lowest first, and then the
+        first tier. With ``only``, all this is about the lower tier of that name."""
+        self.rises.stop_all()
+        tiers = [tier for tier in reversed(self.lower) if only in (None, tier.name)]
+        for tier in tiers:
+            tier.clear_begins(salt, model)
+        return tiers
+
+    def clear_ended(self, only: str | None = None) -> None:
+        """They were cleared."""
+        for tier in self.lower:
+            if only in (None, tier.name):
+                tier.clear_ended()
 
     # What happens meanwhile
 
     def work(self, now: float) -> bool:
         """Do a bounded part of what is to be done; whether there is more."""
+        if self.rises.settle(now) or any(tier.settle(now) for tier in self.lower):
+            self.settled += 1
+            return True
         for tier in self.lower:
             if tier.work(now):
                 return True
@@ -85,6 +112,8 @@ class Hierarchy:
             for tier in self._through:
                 tier.offer(digest, now)
             return True
+        for tier in self.lower:
+            tier.flush(now)
         if self._set_aside(now):
             return True
         return self.rises.advance(now)
@@ -101,15 +130,22 @@ class Hierarchy:
             return False
         (chunk,) = lent.chunks
         # What stands before it stays for now. A copy that cannot be found without it would be of no use.
-        before: list[bytes] | None = []
-        if chunk.parent is not None and not tier.knows(chunk.digest):
-            before = copying.missing_before(chunk.parent, tier.knows, tier.settings.chunks_per_order)
-        if tier.knows(chunk.digest) or before is None or not tier.room_for(len(before) + 1):
+        before: list[bytes] = []
+        every = not tier.knows(chunk.digest)
+        if chunk.parent is not None and every:
+            before, every = copying.missing_before(chunk.parent, tier.knows, CLIMBED_AT_ONCE)
+        if not every or not tier.room_for(len(before) + 1):
             self.first.finish_load(lent.lease)
             return True
         first = copying.lend(f"tier {tier.name}", before)
         tier.store([lent] if first is None else [first, lent], now)
         return True
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing moves between tiers, nor is about to."""
+        moves = self.first.copying.has_published or len(self.rises)
+        return not moves and all(tier.at_rest for tier in self.lower)
 
     def take_orders(self) -> list[Order]:
         """What is to be sent to the workers, in this order."""
@@ -120,8 +156,8 @@ class Hierarchy:
         return orders
 
     def report(self, result: OrderResult, now: float) -> None:
-        """The end of an order, from all ranks."""
-        if not self.rises.report(result, now):
+        """The end of an order, from all ranks. What it brought is found after some more :meth:`work`."""
+        if not self.rises.report(result):
             for tier in self.lower:
                 if tier.report(result, now):
                     break

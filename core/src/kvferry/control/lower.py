@@ -6,9 +6,11 @@ import enum
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from kvferry.config import StoreWhen
+from kvferry.control.adoption import Adoption
+from kvferry.control.clearing import QuotaCursor
 from kvferry.control.deadlines import NEVER
 from kvferry.control.manager import CacheManager
 from kvferry.control.orders import (
@@ -21,6 +23,7 @@ from kvferry.control.orders import (
     StoreOrder,
 )
 from kvferry.control.outcomes import ChunkFacts, Lent, WriteOutcome
+from kvferry.control.stale import Stale
 
 CHUNKS_PER_ORDER = 64
 BYTES_PER_ORDER = 32 << 20
@@ -31,8 +34,12 @@ STORES_UNDER_WAY = 2
 DELETED_PER_ORDER = 256
 FAILURES_TO_CLOSE = 3
 """Orders in a row that the store failed, after which the tier is closed for a while."""
-ADOPTED_AT_ONCE = 8
-"""Chunks found at an opening that are taken in under one hold of the lock."""
+CLIMBED_AT_ONCE = 32
+"""Chunks that one hold of the lock passes in search of the first that is not here."""
+OFFERED_AT_ONCE = 4
+"""Chunks that are reserved here under one hold of the lock."""
+BACKLOG = 1024
+"""Ends of chains that are remembered while what stands before them is copied."""
 EXPIRED_AT_ONCE = 12
 
 
@@ -163,16 +170,33 @@ class LowerTier:
         self.index = self._new_index()
         self._building: _Store | None = None
         self._stores: dict[int, _Store] = {}
+        self._results: deque[OrderResult] = deque()
+        """Of orders to store that ended, and whose chunks are not all visible yet."""
+        self._writing: set[bytes] = set()
+        """Chunks of all copies down, given up or not: a worker may be writing them."""
         self._deletes: dict[int, tuple[bytes, ...]] = {}
         self._leaving: set[bytes] = set()
         """Chunks that a worker may still be deleting."""
         self._doomed: dict[bytes, None] = {}
         """Chunks that are not in the index any more and perhaps in the store."""
-        self._adopting: _Adoption | None = None
+        self._adopting: Adoption | None = None
         self._foreign: deque[bytes] = deque()
         """Full keys of chunks of other namespaces, which take room until it is needed."""
+        self._backlog: deque[bytes] = deque()
+        """Chunks of the first tier that are to be copied, too, once those before them have been."""
+        self._later: list[bytes] = []
+        """Chunks for the backlog, once what a worker may be writing or deleting is over."""
+        self._lacking = 0
+        """Slots that are withheld because the store had no room for so many."""
         self._failures = 0
         self._retry_at = NEVER
+        self._at_once = False
+        """Whether it is opened again as soon as it is closed."""
+        self._clearing = 0
+        """Clears under way."""
+        self._stale = Stale()
+        self._over_quota: QuotaCursor | None = None
+        """Evicts what owners hold beyond their quotas after an opening."""
 
     def _new_index(self) -> CacheManager:
         index = self._make_index()
@@ -184,39 +208,75 @@ class LowerTier:
         return self.health is Health.OPEN
 
     @property
+    def capacity(self) -> int:
+        """Chunks that it is thought to hold."""
+        return self.index.copying.usable
+
+    @property
     def storing(self) -> int:
         """Chunks lent for copies down to this tier."""
         building = self._building
         under_way = sum(len(store.chunks) for store in self._stores.values())
         return under_way + (len(building.chunks) if building is not None else 0)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is under way and nothing is left to do before something happens."""
+        under_way = self._building or self._stores or self._deletes or self.fetching or self._adopting
+        to_do = self.usable and (self._backlog or self._has_doomed or self._over_quota is not None)
+        return not (under_way or to_do or self.orders)
+
     def knows(self, digest: bytes) -> bool:
-        """Whether the chunk needs no copy: it is here, on its way, or a worker may be deleting it."""
-        return self.index.copying.holds(digest) or digest in self._leaving or digest in self._doomed
+        """Whether the chunk needs no copy, or must not have one now: it is here, or a worker may be writing
+        or deleting it."""
+        copying = self.index.copying
+        coming = copying.holds(digest) or digest in self._writing
+        return coming or digest in self._leaving or digest in self._doomed or copying.freed(digest)
 
     # Copies down
 
     def offer(self, digest: bytes, now: float) -> None:
         """Copy a visible chunk of the first tier down, and with it those before it as far as they are not
-        here; not if too much is on its way already."""
+        here, a few at once; not if too much is on its way already."""
         if self.knows(digest):
+            self._offer_later(digest)
             return
-        wanted = None
-        if self.usable:
-            wanted = self._first.copying.missing_before(digest, self.knows, self.settings.chunks_per_order)
-        if wanted is None or self.storing + len(wanted) > self.settings.chunks_in_flight:
+        if not self.room_for(1) or len(self._backlog) >= BACKLOG:
             self.counts["skipped"] += 1
             return
+        missing, every = self._first.copying.missing_before(digest, self.knows, CLIMBED_AT_ONCE)
+        if not every:
+            self._backlog.extendleft((digest, missing[0]))
+            return
+        room = self.settings.chunks_in_flight - self.storing
+        wanted = missing[: min(OFFERED_AT_ONCE, room)]
         lent = self._first.copying.lend(f"tier {self.name}", wanted)
-        if lent is not None:
-            self.store([lent], now)
+        if lent is None:
+            return
+        if not self.store([lent], now):
+            self._offer_later(digest)
+        elif len(wanted) < len(missing):
+            self._backlog.appendleft(digest)
+
+    def _offer_later(self, digest: bytes) -> None:
+        """The chunk, or one before it, may be in the way of its own copy: a former one that goes."""
+        goes = self._leaving or self._has_doomed or self._writing
+        if goes and not self.index.copying.holds(digest) and len(self._later) < BACKLOG:
+            self._later.append(digest)
+
+    def remember(self, digest: bytes) -> None:
+        """A chunk above was used that is not here: it is copied when there is room."""
+        if self.usable and len(self._backlog) < BACKLOG:
+            self._backlog.append(digest)
 
     def room_for(self, chunks: int) -> bool:
         """Whether so many chunks more may be lent for copies down."""
-        return self.usable and self.storing + chunks <= self.settings.chunks_in_flight
+        free = self.settings.chunks_in_flight - self.storing
+        return self.usable and not self._clearing and chunks <= free
 
-    def store(self, lent: Sequence[Lent], now: float) -> None:
-        """Copy lent chunks down, in chain order; their leases are this tier's from here on."""
+    def store(self, lent: Sequence[Lent], now: float) -> bool:
+        """Copy lent chunks down, in chain order; their leases are this tier's from here on. Whether there is
+        room for any of them."""
         store = self._building = self._building or _Store(self.index)
         store.leases += [each.lease for each in lent]
         before = len(store.chunks)
@@ -231,10 +291,15 @@ class LowerTier:
             for each in lent:
                 store.leases.remove(each.lease)
                 self._first.finish_load(each.lease)
-        self.flush(now)
+            return False
+        if len(store.chunks) >= self.settings.chunks_per_order:
+            self.flush(now)
+        return True
 
     def _reserve(self, store: _Store, chunks: Sequence[ChunkFacts], slots: Sequence[int], now: float) -> None:
-        head = chunks[0]
+        head, end = chunks[0], chunks[0].end
+        if end == NEVER and self.index.ttl is not None:
+            end = now + self.index.ttl
         self._make_room(len(chunks))
         answer = self.index.reserve(
             f"tier {self.name}",
@@ -242,7 +307,7 @@ class LowerTier:
             [chunk.write for chunk in chunks],
             now,
             model=head.model,
-            ttl=None if head.end == NEVER else max(0.001, head.end - now),
+            ttl=None if end == NEVER else max(0.001, end - now),
         )
         if answer.id is None:
             return
@@ -250,8 +315,10 @@ class LowerTier:
         for item, (chunk, slot, given) in enumerate(zip(chunks, slots, answer.items, strict=True)):
             if given.outcome is WriteOutcome.GRANTED:
                 places[item] = len(store.chunks)
-                store.chunks.append(chunk)
+                # With the end that it has here, which a restart must find again.
+                store.chunks.append(evolve(chunk, end=end))
                 store.slots.append(slot)
+                self._writing.add(chunk.digest)
         store.reservations.append((answer.id, places))
 
     def _make_room(self, chunks: int) -> None:
@@ -294,8 +361,9 @@ class LowerTier:
             )
 
     def _take_doomed(self) -> tuple[bytes, ...]:
-        taken = tuple(self._doomed)
-        self._doomed.clear()
+        """Some of them: more than any order stores, so that no order needs more room than it makes."""
+        doomed = self._doomed
+        taken = tuple(doomed.popitem()[0] for _ in range(min(len(doomed), DELETED_PER_ORDER)))
         self._leaving.update(taken)
         return taken
 
@@ -305,28 +373,62 @@ class LowerTier:
         """The end of an order to store or to delete; ``False`` if it is none of this tier's."""
         deleted = self._deletes.pop(result.id, None)
         if deleted is not None:
-            self._leaving.difference_update(deleted)
+            self._left(deleted, again=bool(result.faults))
+            if result.faults:
+                # To delete what is not there may go well on a disk that does nothing any more.
+                self._learn(len(deleted), result)
             self.flush(now)
             return True
-        store = self._stores.pop(result.id, None)
-        if store is None:
+        if result.id not in self._stores or any(known.id == result.id for known in self._results):
             return False
-        self._leaving.difference_update(store.leaving)
-        for reservation, places in store.reservations:
+        self._results.append(result)
+        return True
+
+    def settle(self, now: float) -> bool:
+        """Let some chunks that were stored be found; whether there were any."""
+        if not self._results:
+            return False
+        result = self._results[0]
+        store = self._stores[result.id]
+        if store.reservations:
+            reservation, places = store.reservations.pop(0)
             good = [item for item, place in places.items() if place not in result.faults]
             store.index.complete(reservation, good)
-        for lease in store.leases:
-            self._first.finish_load(lease)
+            return True
+        self._results.popleft()
+        del self._stores[result.id]
+        # If nothing was stored, perhaps because what was to make room did not go.
+        self._left(store.leaving, again=len(result.faults) == len(store.chunks))
+        self._ended(store)
         full = sum(fault is ItemFault.NO_SPACE for fault in result.faults.values())
         self.counts["stored"] += len(store.chunks) - len(result.faults)
         self.counts["failed_stores"] += len(result.faults)
         self.counts["no_space"] += full
         if store.index is self.index:
             self._learn(len(store.chunks), result)
-            if full and self.usable:
-                self.index.copying.withhold(full)
+        if store.index is self.index and self.usable:
+            # What others left on the disk may change: when it goes well, try one chunk more.
+            if full:
+                self._lacking += self.index.copying.withhold(full)
+            elif self._lacking and not result.faults:
+                self._lacking -= 1
+                self.index.copying.restore(1)
         self.flush(now)
         return True
+
+    def _left(self, digests: Sequence[bytes], *, again: bool) -> None:
+        """An order to delete these ended; ``again`` if some of them may still be there."""
+        self._leaving.difference_update(digests)
+        self._backlog.extend(self._later)
+        self._later.clear()
+        if again and self.usable:
+            self._doomed.update(dict.fromkeys(digests))
+
+    def _ended(self, store: _Store) -> None:
+        """Nobody reads or writes anything for it any more."""
+        self._writing.difference_update(chunk.digest for chunk in store.chunks)
+        for lease in store.leases:
+            self._first.finish_load(lease)
 
     def fetched(
         self, chunks: Sequence[ChunkFacts], index: CacheManager, result: OrderResult, now: float
@@ -359,7 +461,7 @@ class LowerTier:
         """Nothing came of an order; after several in a row the tier is closed."""
         self._failures += 1
         if self._failures >= FAILURES_TO_CLOSE:
-            self.fail(reason)
+            self.fail(reason or "nothing came of several orders in a row")
 
     # Openings
 
@@ -372,11 +474,11 @@ class LowerTier:
             self.orders.append(OpenOrder(self.name, self.opening))
 
     def fail(self, reason: str) -> None:
-        """The tier does not work: retract all that it held, and have it closed."""
+        """The tier does not work: retract all that it held, and have it closed. Without a reason it is no
+        failure: somebody closes it in order."""
         if self.health not in (Health.OPEN, Health.OPENING):
             return
-        self.reason = reason
-        self.counts["failures"] += 1
+        self._note_failure(reason)
         self.health = Health.CLOSING
         self._retract()
         self.orders.append(CloseOrder(self.name, self.opening))
@@ -386,60 +488,98 @@ class LowerTier:
         if opening != self.opening or self.health is Health.PAUSED:
             return
         if self.health is not Health.CLOSING:
-            self.counts["failures"] += 1
-            self.reason = reason
+            self._note_failure(reason)
             self._retract()
         self.health = Health.PAUSED
-        self._retry_at = now + self.settings.retry_after
+        self._retry_at = now + (0.0 if self._at_once else self.settings.retry_after)
+        self._at_once = False
+
+    def renew(self) -> None:
+        """What the store holds is nobody's from now on: have it closed, and opened again at once."""
+        self._stale.clear()
+        if self.health in (Health.OPEN, Health.OPENING):
+            self._at_once = True
+            self.fail("")
+
+    def _note_failure(self, reason: str) -> None:
+        if reason:
+            self.counts["failures"] += 1
+            self.reason = reason
 
     def _retract(self) -> None:
         self._failures = 0
+        self._lacking = 0
         self._adopting = None
+        self._backlog.clear()
+        self._later.clear()
         self._doomed.clear()
         self._foreign.clear()
-        store, self._building = self._building, None
-        for lease in store.leases if store is not None else ():
-            self._first.finish_load(lease)
-        self.index = self._new_index()
+        self._drop_building()
+        self._over_quota = None
+        former, self.index = self.index, self._new_index()
+        self.index.take_quotas_of(former)
 
-    def opened(self, opening: int, chunks: Sequence[ChunkFacts], foreign: Sequence[bytes]) -> None:
-        """Every worker has it open. ``chunks`` are those that all of them have, the least recently used
-        first; ``foreign`` the full keys of what belongs to others, or that not all of them have."""
-        if opening != self.opening or self.health is not Health.OPENING:
+    def _drop_building(self) -> None:
+        store, self._building = self._building, None
+        if store is not None:
+            for reservation, _ in store.reservations:
+                store.index.abort(reservation)
+            self._ended(store)
+
+    def opened(self, opening: int, found: Adoption) -> None:
+        """Every worker has it open, and this is what they found."""
+        if opening != self.opening or self.health is not Health.OPENING or self._adopting is not None:
             return
-        self._foreign.extend(foreign)
-        self.index.copying.withhold(len(foreign))
-        self.counts["foreign"] += len(foreign)
-        self._adopting = _Adoption.of(chunks)
+        self.counts["foreign"] += len(found.foreign)
+        self._adopting = found
+
+    def clear_begins(self, salt: str | None = None, model: str | None = None) -> None:
+        """All that there is now is to go, or what is of a salt or a model: nothing is copied down before
+        :meth:`clear_ended`, and what a store still holds of it is not taken in at any opening. The index is
+        cleared by the caller."""
+        self._clearing += 1
+        self._stale.add(salt, model)
+        self._backlog.clear()
+        self._later.clear()
+        self._drop_building()
+
+    def clear_ended(self) -> None:
+        """The first tier was cleared, too, if it was to be."""
+        self._clearing -= 1
 
     def work(self, now: float) -> bool:
         """Do a little of what is left to do; whether there is more."""
         adopting = self._adopting
-        if adopting is None:
+        if adopting is not None:
+            if adopting.step(self.index.copying, now, self._doomed, self._foreign, self._stale.covers):
+                return True
+            self.counts["adopted"] += adopting.adopted
+            self._adopting = None
+            if self.index.has_quotas:
+                self._over_quota = self.index.enforce_quotas()
+            self.health = Health.OPEN
+            self._retry_at = NEVER
+        if self._over_quota is not None:
+            if not self._over_quota.advance():
+                self._over_quota = None
+            return True
+        if self._backlog and self.room_for(1):
+            self.offer(self._backlog.popleft(), now)
+            return True
+        if not self.usable:
+            return False
+        if self._has_doomed and len(self._deletes) < STORES_UNDER_WAY:
             # Of a large clear, a part at a time.
-            if not self.index.copying.has_freed or len(self._deletes) >= STORES_UNDER_WAY:
-                return False
             self.flush(now)
-            return self.index.copying.has_freed and self._building is None
-        if adopting.first:
-            part = adopting.first[-ADOPTED_AT_ONCE:]
-            del adopting.first[-ADOPTED_AT_ONCE:]
-            for facts in reversed(part):
-                if facts.end > now and self.index.copying.adopt(facts):
-                    self.counts["adopted"] += 1
-                else:
-                    self._doomed[facts.digest] = None
-            return True
-        if adopting.then:
-            part_of = adopting.then[-4 * ADOPTED_AT_ONCE :]
-            del adopting.then[-4 * ADOPTED_AT_ONCE :]
-            self.index.copying.used(part_of[::-1])
-            return True
-        self._adopting = None
-        self.health = Health.OPEN
-        self._retry_at = NEVER
-        self.flush(now)
+            return self._has_doomed and self._building is None
+        deleted = not (self._clearing or self._leaving or self._has_doomed)
+        if self._stale and deleted and not self.index.copying.going:
+            self._stale.clear()
         return False
+
+    @property
+    def _has_doomed(self) -> bool:
+        return bool(self._doomed) or self.index.copying.has_freed
 
     def expire(self, now: float) -> None:
         """Open the tier again when its pause is over, and end what has run out."""
@@ -458,9 +598,9 @@ class LowerTier:
     def workers_lost(self) -> None:
         """No worker is left: no result comes any more."""
         for store in self._stores.values():
-            for lease in store.leases:
-                self._first.finish_load(lease)
+            self._ended(store)
         self._stores.clear()
+        self._results.clear()
         self._deletes.clear()
         self._leaving.clear()
         self._retract()
@@ -489,21 +629,6 @@ class LowerTier:
         assert self.fetching >= 0, "fetches are miscounted"
         for digest in self._doomed:
             assert not self.index.copying.holds(digest), "a chunk of the index is about to be deleted"
-
-
-@define(eq=False)
-class _Adoption:
-    """Chunks to be taken in. Lists are emptied from their ends."""
-
-    first: list[ChunkFacts]
-    """Each behind the one before it, the heads last."""
-    then: list[bytes]
-    """In the order of their use, the least recent last."""
-
-    @classmethod
-    def of(cls, chunks: Sequence[ChunkFacts]) -> _Adoption:
-        by_depth = sorted(chunks, key=lambda facts: (facts.depth, facts.tokens), reverse=True)
-        return cls(by_depth, [facts.digest for facts in reversed(chunks)])
 
 
 def _alike(lent: Sequence[Lent]) -> list[tuple[list[ChunkFacts], list[int]]]:

@@ -376,6 +376,11 @@ class CacheManager:
         """Let the default apply to ``owner`` again; ``False`` if it had no quota of its own."""
         return self._some_quotas.forget(owner)
 
+    def take_quotas_of(self, other: CacheManager) -> None:
+        """Quotas of ``other``, which is of the same tier, apply here from now on, if there are any."""
+        if self._quotas is not None:
+            self._quotas.take(other._some_quotas)
+
     def enforce_quotas(self, owner: str | None = None) -> QuotaCursor:
         """Evict, slice by slice, what ``owner``, or every owner, holds beyond its quota."""
         return QuotaCursor(self._residency, self._some_quotas, owner)

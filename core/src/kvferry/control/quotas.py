@@ -73,6 +73,15 @@ class Quotas:
         self._refused_others += self._refused.pop(owner, 0)
         return self.policy.forget_quota(owner)
 
+    def take(self, other: Quotas) -> None:
+        """Be as ``other`` is: what was changed since the start, and what was refused."""
+        for owner in set(self.policy.quotas()) - set(other.policy.quotas()):
+            self.policy.forget_quota(owner)
+        for owner, quota in other.policy.quotas().items():
+            self.policy.set_quota(owner, quota)
+        self.policy.set_default_quota(other.policy.default_quota())
+        self._refused, self._refused_others = Counter(other._refused), other._refused_others
+
     def report(self, held: int) -> QuotaReport:
         """``held`` slots are in use by all owners together."""
         owners = tuple(

@@ -59,7 +59,7 @@ class Residency:
         """Slots that nobody gets, because the store behind them has no room for so many."""
         self.published: deque[bytes] | None = None
         """Digests of chunks that became visible, in order, for whoever copies them elsewhere."""
-        self.freed: deque[bytes] | None = None
+        self.freed: dict[bytes, None] | None = None
         """Digests of chunks whose slot became free, for whoever keeps their bytes."""
 
     @property
@@ -379,10 +379,12 @@ class Residency:
         self.evictions += len(answer.ids)
         return answer.ids
 
-    def withhold(self, slots: int) -> None:
-        """Let up to ``slots`` free slots be nobody's from now on."""
+    def withhold(self, slots: int) -> int:
+        """Let up to ``slots`` free slots be nobody's from now on; how many."""
         pool = self.tier.pool
-        self.withheld += [pool.take() for _ in range(min(slots, pool.free))]
+        taken = [pool.take() for _ in range(min(slots, pool.free))]
+        self.withheld += taken
+        return len(taken)
 
     def restore(self, slots: int) -> None:
         """Up to ``slots`` of the slots that were withheld are free again."""
@@ -422,7 +424,7 @@ class Residency:
         if self.events is not None:
             self.events.forget(row)
         if self.freed is not None:
-            self.freed.append(self.entries.digests.digest(row))
+            self.freed[self.entries.digests.digest(row)] = None
         self.entries.discard(row)
 
     def _move(self, row: int, state: State) -> None:

@@ -17,6 +17,8 @@ from kvferry.control.outcomes import ChunkFacts, LeaseOutcome, WriteOutcome
 
 RAISED_AT_ONCE = 4
 """Chunks that are reserved in the first tier under one hold of the lock."""
+ENDED_AT_ONCE = 4
+"""Rises that one hold of the lock brings to their end."""
 
 
 @define(eq=False)
@@ -62,6 +64,10 @@ class Rise:
     """Chunks that somebody else is writing into the first tier."""
     cancelled: bool = False
 
+    @property
+    def waits_to_send(self) -> bool:
+        return bool(self.segments or self.building or self.awaited)
+
 
 class Rises:
     """All prefixes on their way up. Under the manager's lock. ``on_granted`` is told of every slot of the
@@ -82,11 +88,17 @@ class Rises:
         self._next_id = next_id
         self._last = 0
         self._open: dict[int, Rise] = {}
+        self._unsent: dict[int, Rise] = {}
+        """Those of them that have something to send for still, or wait for others' writes."""
         self._names: dict[bytes, Rise] = {}
         self._orders: dict[int, Rise] = {}
+        self._results: deque[tuple[Rise, OrderResult]] = deque()
+        """Of orders that ended, and whose chunks are not all visible yet."""
         self._deadline = NEVER
         self.expired = 0
         """Rises that were given up because their time was over."""
+        self.late = 0
+        """Requests whose time to wait was over before all that they waited for had come."""
         self.shared = 0
         """Requests that found what they need on its way already."""
 
@@ -121,13 +133,14 @@ class Rises:
             tuple(name for name in names if name not in self._names),
             deadline,
         )
-        self._open[rise.id] = rise
+        self._open[rise.id] = self._unsent[rise.id] = rise
         self._names.update(dict.fromkeys(rise.names, rise))
         self._deadline = min(self._deadline, deadline)
         return rise.id
 
-    def leave(self, request: str) -> None:
-        """The request waits no longer. A rise that nobody waits for stops."""
+    def leave(self, request: str, *, late: bool = False) -> None:
+        """The request waits no longer, or not as ``late`` as this. A rise that nobody waits for stops."""
+        self.late += late
         for rise in list(self._open.values()):
             if request in rise.waiters:
                 rise.waiters.discard(request)
@@ -136,17 +149,43 @@ class Rises:
 
     def advance(self, now: float) -> bool:
         """Send for some chunks of some rise; whether there is more to send for now."""
-        return any(self._advance(rise, now) for rise in list(self._open.values()))
+        full: set[LowerTier] = set()
+        ended = 0
+        for rise in list(self._unsent.values()):
+            if rise.building is None and rise.segments and rise.segments[0].tier in full:
+                continue
+            if self._advance(rise, now):
+                return True
+            if not rise.waits_to_send:
+                self._unsent.pop(rise.id, None)
+                ended += 1
+                if ended == ENDED_AT_ONCE:
+                    return True
+            elif rise.segments:
+                full.add(rise.segments[0].tier)
+        return False
 
-    def report(self, result: OrderResult, now: float) -> bool:
-        """The end of an order to fetch; ``False`` if it is none of these."""
+    def report(self, result: OrderResult) -> bool:
+        """The end of an order to fetch, for :meth:`settle`; ``False`` if it is none of these."""
         rise = self._orders.pop(result.id, None)
         if rise is None:
             return False
-        fetch = rise.under_way.pop(result.id)
-        for reservation, places in fetch.reservations:
+        self._results.append((rise, result))
+        return True
+
+    def settle(self, now: float) -> bool:
+        """Let some chunks that have come be found; whether there were any."""
+        if not self._results:
+            return False
+        rise, result = self._results[0]
+        fetch = rise.under_way[result.id]
+        if fetch.reservations:
+            reservation, places = fetch.reservations.pop(0)
             good = [item for item, place in places.items() if place not in result.faults]
             self._first.complete(reservation, good)
+            return True
+        self._results.popleft()
+        del rise.under_way[result.id]
         fetch.segment.tier.fetched(fetch.chunks, fetch.segment.index, result, now)
         if result.faults:
             self._stop(rise)
@@ -160,6 +199,7 @@ class Rises:
         for rise in list(self._open.values()):
             if rise.deadline <= now and not rise.cancelled:
                 self.expired += 1
+                self.late += len(rise.waiters)
                 for tier in {fetch.segment.tier for fetch in rise.under_way.values()}:
                     tier.failed_once(f"chunks have not come within {tier.settings.load_deadline:g} s")
                 self._cancel(rise)
@@ -182,7 +222,9 @@ class Rises:
             rise.segments.clear()
             rise.awaited.clear()
             self._end_if_done(rise)
+        self._unsent.clear()
         self._orders.clear()
+        self._results.clear()
 
     # One rise
 
@@ -212,11 +254,13 @@ class Rises:
         full = rise.building is not None and len(rise.building.chunks) >= tier.settings.chunks_per_order
         if full or not rise.segments:
             self._send(rise)
+        self._end_if_done(rise)
         return bool(rise.segments) and segment.at > before
 
     def _raise_some(self, rise: Rise, segment: _Segment, count: int, now: float) -> None:
         chunks = segment.index.copying.leased(segment.lease, segment.at, segment.at + count)
         if not chunks or chunks[0].end <= now:
+            self._send(rise)
             self._stop(rise)
             return
         head = chunks[0]
@@ -289,9 +333,10 @@ class Rises:
         self._end_if_done(rise)
 
     def _end_if_done(self, rise: Rise) -> None:
-        if rise.segments or rise.building or rise.under_way or rise.awaited or rise.id not in self._open:
+        if rise.waits_to_send or rise.under_way or rise.id not in self._open:
             return
         del self._open[rise.id]
+        self._unsent.pop(rise.id, None)
         for name in rise.names:
             if self._names.get(name) is rise:
                 del self._names[name]
@@ -340,6 +385,7 @@ class Seek:
         if self._cursor is None and not self._segments and self._next_chunk < len(self._keys):
             self.rise = self._rises.join(self._keys[self._next_chunk], self._request)
             if self.rise:
+                self.wait_seconds = max((tier.settings.load_deadline for tier in self._tiers), default=0.0)
                 return False
         if not self._tiers:
             return self._finish(now)

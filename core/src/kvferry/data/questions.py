@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-QUESTIONS_VERSION = 1
+QUESTIONS_VERSION = 2
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag="status"):
@@ -25,21 +25,25 @@ class AskClear(msgspec.Struct, frozen=True, tag="clear"):
 
 
 class AskQuotas(msgspec.Struct, frozen=True, tag="quotas"):
-    """Who has which quota, and holds how much?"""
+    """Who has which quota in a tier, and holds how much? ``None`` stands for the first tier."""
+
+    tier: str | None = None
 
 
 class SetQuota(msgspec.Struct, frozen=True, tag="set-quota"):
     """Bytes for an owner (a salt), or with ``None`` for each owner without a quota of its own.
-    ``quota`` is ``None`` for no limit."""
+    ``quota`` is ``None`` for no limit, ``tier`` for the first tier."""
 
     owner: str | None
     quota: int | None
+    tier: str | None = None
 
 
 class ForgetQuota(msgspec.Struct, frozen=True, tag="forget-quota"):
-    """Let the default apply to an owner again."""
+    """Let the default apply to an owner again. ``tier`` is ``None`` for the first tier."""
 
     owner: str
+    tier: str | None = None
 
 
 class AskPins(msgspec.Struct, frozen=True, tag="pins"):
@@ -61,22 +65,48 @@ class ReleasePin(msgspec.Struct, frozen=True, tag="release-pin"):
     salt: str | None
 
 
+class LowerStatus(msgspec.Struct, frozen=True):
+    """A tier below the first: ``numbers`` are chunks now and counters since the start, by name. ``health``
+    is "open" while it is used, else "opening", "closing" or "paused"; ``reason`` is why it failed last."""
+
+    tier: str
+    health: str
+    reason: str
+    numbers: dict[str, int]
+
+
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """``numbers`` are counters since the start and slots by state, by name. ``tier`` has ``slot_bytes``
-    bytes a slot on one rank."""
+    bytes a slot on one rank. ``lower`` are the tiers below it, fast to slow, and ``waiting`` what requests
+    have of them: empty where there are none."""
 
     tier: str
     slot_bytes: int
     workers_ready: bool
     numbers: dict[str, int]
+    lower: tuple[LowerStatus, ...] = ()
+    waiting: dict[str, int | float] = {}
+
+
+class TierCleared(msgspec.Struct, frozen=True):
+    """As :class:`Cleared`, of one tier. ``health`` as in :class:`LowerStatus`, "open" for the first: what the
+    store of a tier holds that is not open goes when it is opened again, and is not counted here."""
+
+    tier: str
+    health: str
+    removed: int
+    kept: int
+    doomed: int
 
 
 class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
-    """Chunks: ``removed``, ``kept`` until somebody has read them, ``doomed`` while they were written."""
+    """Chunks: ``removed``, ``kept`` until somebody has read them, ``doomed`` while they were written.
+    ``by_tier`` has those tiers that were cleared, fast to slow; the rest is their sum."""
 
     removed: int
     kept: int
     doomed: int
+    by_tier: tuple[TierCleared, ...]
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -89,8 +119,10 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Quotas(msgspec.Struct, frozen=True, tag="quotas"):
-    """All owners without a quota of their own stand in one sum. ``evicted`` chunks made a change true."""
+    """Of one tier. All owners without a quota of their own stand in one sum. ``evicted`` chunks made a change
+    true."""
 
+    tier: str
     default: int | None
     owners: tuple[Owner, ...]
     others_held: int

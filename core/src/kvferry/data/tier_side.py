@@ -28,6 +28,7 @@ from kvferry.api import (
 )
 from kvferry.control.orders import ItemFault
 from kvferry.data.engine_side import SlotLayout
+from kvferry.data.meter import Meter, TierStatistics
 from kvferry.data.wire import (
     Cancel,
     Chunk,
@@ -120,6 +121,7 @@ class TierSide:
         self._region: Region | None = None
         self._lock = threading.Lock()
         self._opening: _Opening | None = None
+        self._written, self._read = Meter(), Meter()
         self._jobs: queue.SimpleQueue[OpenTier | CloseTier | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -127,6 +129,16 @@ class TierSide:
     @property
     def name(self) -> str:
         return self._name
+
+    def statistics(self) -> TierStatistics:
+        """What went through it since the start. Any thread."""
+        with self._lock:
+            return TierStatistics(
+                written_bytes=self._written.bytes,
+                write_seconds=self._written.seconds,
+                read_bytes=self._read.bytes,
+                read_seconds=self._read.seconds,
+            )
 
     def start(self, region: Region, listener: TierListener) -> None:
         """Be ready for orders; nothing is opened yet."""
@@ -185,14 +197,15 @@ class TierSide:
                     why=repr(error),
                 )
             )
-            _log.error("kvferry: tier %s is not used: %s", self._name, fault)
+            _log.debug("kvferry: tier %s is not open: %s", self._name, fault)
             if backend is not None:
                 _closed(backend, order, self._name)
             self._listener.closed(self._name, order.opening, str(fault))
             return
         with self._lock:
             self._opening = _Opening(order.opening, backend, context, order.namespace)
-        _log.info("kvferry: tier %s is open with %d chunks", self._name, len(own))
+        # The scheduler tells of all ranks together, once the tier is in use.
+        _log.debug("kvferry: tier %s is open on rank %d with %d chunks", self._name, context.rank, len(own))
         for start in range(0, max(1, len(own), len(foreign)), CHUNKS_PER_MESSAGE):
             part = slice(start, start + CHUNKS_PER_MESSAGE)
             last = start + CHUNKS_PER_MESSAGE >= max(len(own), len(foreign))
@@ -254,17 +267,21 @@ class TierSide:
             case FetchChunks():
                 self._fetch(opening, order)
             case DeleteChunks():
-                self._delete(opening, order.id, order.digests, order.seconds)
+                with self._lock:
+                    opening.deleting += 1
+                self._delete(opening, order, order.digests)
             case StoreChunks():
-                if order.evicted:
-                    self._delete(opening, None, order.evicted, order.seconds)
                 with self._lock:
                     closing = opening.closing
                     if not closing:
                         opening.writes.append(order)
+                        opening.deleting += bool(order.evicted)
                 if closing:
                     self._fail(order.id, items, ItemFault.CANCELLED, "the tier is being closed")
-                self._write_waiting(opening)
+                elif order.evicted:
+                    self._delete(opening, order, order.evicted)
+                else:
+                    self._write_waiting(opening)
 
     def _fetch(self, opening: _Opening, order: FetchChunks) -> None:
         batch = [
@@ -280,32 +297,46 @@ class TierSide:
             self._end(opening, order.id, faults, reason)
 
         self._submit(
-            opening, order.id, len(batch), order.seconds, lambda at: opening.backend.read(batch, at), done
+            opening,
+            order,
+            self._read,
+            batch,
+            lambda at: opening.backend.read(batch, at),
+            ReadStatus.FOUND,
+            done,
         )
 
-    def _delete(self, opening: _Opening, order: int | None, digests: Sequence[bytes], seconds: float) -> None:
+    def _delete(self, opening: _Opening, order: DeleteChunks | StoreChunks, digests: Sequence[bytes]) -> None:
+        """Delete for an order, which was counted in ``opening.deleting``. What is to be stored after a
+        deletion that failed is not: there may be no room, or something else under its key."""
         keys = [_key(opening.namespace, digest) for digest in digests]
-        with self._lock:
-            opening.deleting += 1
 
-        def done(ticket: Ticket[DeleteStatus] | None) -> None:
-            if ticket is not None:
-                failed, reason = _faults(ticket.results, DeleteStatus.DELETED, {DeleteStatus.ABSENT: None})
-                if failed:
-                    _log.warning(
-                        "kvferry: tier %s: %d chunks were not deleted: %s", self._name, len(failed), reason
-                    )
+        def done(faults: dict[int, ItemFault], reason: str) -> None:
+            if faults:
+                _log.warning(
+                    "kvferry: tier %s: %d chunks were not deleted: %s", self._name, len(faults), reason
+                )
+            spoilt = False
             with self._lock:
                 opening.deleting -= 1
-            if order is not None:
-                self._listener.done(order, {}, "")
+                if faults and isinstance(order, StoreChunks) and order in opening.writes:
+                    opening.writes.remove(order)
+                    spoilt = True
+            if isinstance(order, DeleteChunks):
+                self._listener.done(order.id, faults, reason)
+            elif spoilt:
+                self._fail(order.id, len(order.chunks), next(iter(faults.values())), reason)
             self._write_waiting(opening)
 
+        def told(ticket: Ticket[DeleteStatus]) -> None:
+            done(*_faults(ticket.results, DeleteStatus.DELETED, {DeleteStatus.ABSENT: None}))
+
         try:
-            opening.backend.delete(keys, opening.context.clock() + seconds).on_done(done)
+            ticket = opening.backend.delete(keys, opening.context.clock() + order.seconds)
         except Exception as error:  # noqa: BLE001 - an order ends whatever a backend does
-            _log.warning("kvferry: tier %s: chunks were not deleted: %s", self._name, error)
-            done(None)
+            done(dict.fromkeys(range(len(keys)), _fault_of(error)), str(error))
+            return
+        ticket.on_done(told)
 
     def _write_waiting(self, opening: _Opening) -> None:
         while True:
@@ -327,26 +358,42 @@ class TierSide:
             self._end(opening, order.id, faults, reason)
 
         self._submit(
-            opening, order.id, len(batch), order.seconds, lambda at: opening.backend.write(batch, at), done
+            *(opening, order, self._written, batch),
+            lambda at: opening.backend.write(batch, at),
+            WriteStatus.STORED,
+            done,
         )
 
     def _submit(
         self,
         opening: _Opening,
-        order: int,
-        items: int,
-        seconds: float,
+        order: StoreChunks | FetchChunks,
+        meter: Meter,
+        batch: Sequence[tuple[object, Span]],
         begin: Callable[[float], Ticket[Any]],
+        good: object,
         done: Callable[[Ticket[Any]], None],
     ) -> None:
+        clock = opening.context.clock
+
+        def ended(ticket: Ticket[Any]) -> None:
+            pairs = zip(batch, ticket.results, strict=True)
+            moved = sum(span.length for (_, span), result in pairs if result.status is good)
+            with self._lock:
+                meter.end(clock(), moved)
+            done(ticket)
+
+        with self._lock:
+            meter.begin(clock())
         try:
-            ticket = begin(opening.context.clock() + seconds)
+            ticket = begin(clock() + order.seconds)
         except Exception as error:  # noqa: BLE001 - an order ends whatever a backend does
-            kind = error.kind if isinstance(error, KVFerryError) else ErrorKind.INTERNAL
-            self._fail(order, items, _ERROR_FAULTS.get(kind, ItemFault.FAILED), str(error))
+            with self._lock:
+                meter.end(clock(), 0)
+            self._fail(order.id, len(batch), _fault_of(error), str(error))
             return
-        opening.tickets[order] = ticket
-        ticket.on_done(done)
+        opening.tickets[order.id] = ticket
+        ticket.on_done(ended)
 
     def _end(self, opening: _Opening, order: int, faults: dict[int, ItemFault], reason: str) -> None:
         opening.tickets.pop(order, None)
@@ -414,6 +461,12 @@ def _faults(
         if fault is not None:
             faults[place] = fault
     return faults, reason
+
+
+def _fault_of(error: Exception) -> ItemFault:
+    """What an order failed of that its backend did not even take."""
+    kind = error.kind if isinstance(error, KVFerryError) else ErrorKind.INTERNAL
+    return _ERROR_FAULTS.get(kind, ItemFault.FAILED)
 
 
 def _closed(backend: Backend, order: OpenTier, name: str) -> None:

@@ -4,7 +4,9 @@ from kvferry.api import Fact, HostEnvironment, KVFerryError
 from kvferry.config import Config, ConfigSources, find_config
 from kvferry.control.identity import LoRAIdentity
 from kvferry.control.keys import KeyChain, MediaItem
+from kvferry.control.lower import LowerTierReport
 from kvferry.data.engine_side import EngineGroup, PagePlane
+from kvferry.data.meter import TierStatistics
 from kvferry.data.plans import StepPlan, Transfer
 from kvferry.runtime.engine import (
     EngineDescription,
@@ -19,6 +21,7 @@ from kvferry.runtime.grain import GroupShape
 from kvferry.runtime.requests import LoadMode, PinRequest, RequestOptions, RequestState
 from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry.runtime.startup import Prepared, prepare
+from kvferry.runtime.waits import LowerStatistics
 from kvferry.runtime.worker import StepReport, WorkerRuntime
 
 __all__ = [
@@ -35,6 +38,8 @@ __all__ = [
     "KeyChain",
     "LoRAIdentity",
     "LoadMode",
+    "LowerStatistics",
+    "LowerTierReport",
     "MediaItem",
     "PagePlane",
     "PinRequest",
@@ -47,6 +52,7 @@ __all__ = [
     "StepPlan",
     "StepReport",
     "StoredRun",
+    "TierStatistics",
     "Transfer",
     "WorkerRuntime",
     "find_config",

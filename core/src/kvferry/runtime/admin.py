@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 import msgspec
 from attrs import asdict, frozen
 
 from kvferry.api import ErrorKind, KVFerryError
+from kvferry.control.lower import Health, LowerTierReport
 from kvferry.control.manager import CacheManager
 from kvferry.control.outcomes import Stats
 from kvferry.data.questions import (
@@ -23,6 +24,7 @@ from kvferry.data.questions import (
     Cleared,
     ExtendPin,
     ForgetQuota,
+    LowerStatus,
     Owner,
     Pins,
     PinState,
@@ -31,9 +33,12 @@ from kvferry.data.questions import (
     ReleasePin,
     SetQuota,
     Status,
+    TierCleared,
 )
 from kvferry.data.wire import Told
 from kvferry.runtime.fair_lock import FairLock
+from kvferry.runtime.lower_tiers import LowerTiers
+from kvferry.runtime.waits import LowerStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +60,12 @@ class TierCard:
 
 
 class AdminDesk:
-    """Answers questions about one manager. On the service thread.
+    """Answers questions about the tiers of one engine. On the service thread.
 
-    The lock is held for one slice at a time. ``statistics`` gives the runtime's numbers and the
-    manager's, and whether all workers are there; ``on_change`` is called, under the lock, after
-    something went that a request may have matched.
+    ``manager`` is the first tier's, ``lower`` are those below it, if there are any. The lock is held for
+    one slice at a time. ``statistics`` gives the runtime's numbers and the manager's, and whether all workers
+    are there, ``lower_statistics`` what is known of the tiers below; ``on_change`` is called, under the lock,
+    after something went that a request may have matched.
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class AdminDesk:
         statistics: Callable[[], tuple[dict[str, int], Stats, bool]],
         on_change: Callable[[], None],
         clock: Callable[[], float],
+        lower: LowerTiers | None = None,
+        lower_statistics: Callable[[], LowerStatistics | None] = lambda: None,
     ) -> None:
         self._manager = manager
         self._lock = lock
@@ -78,6 +86,8 @@ class AdminDesk:
         self._statistics = statistics
         self._on_change = on_change
         self._clock = clock
+        self._lower = lower
+        self._lower_statistics = lower_statistics
         self._jobs: deque[tuple[bytes, Job]] = deque()
         self._decoder = msgspec.msgpack.Decoder(Question)
 
@@ -129,7 +139,7 @@ class AdminDesk:
             case AskClear():
                 return self._clear(question)
             case AskQuotas():
-                return self._quotas(0)
+                return self._quotas(question.tier, 0)
             case SetQuota() | ForgetQuota():
                 return self._change_quota(question)
             case AskPins():
@@ -140,17 +150,40 @@ class AdminDesk:
     def _status(self) -> Job:
         yield
         numbers, stats, ready = self._statistics()
-        return Status(self._tier.name, self._tier.slot_bytes, ready, {**numbers, **asdict(stats)})
+        below = self._lower_statistics()
+        waiting = {} if below is None else asdict(below, filter=lambda field, _: field.name != "tiers")
+        return Status(
+            self._tier.name,
+            self._tier.slot_bytes,
+            ready,
+            {**numbers, **asdict(stats)},
+            () if below is None else tuple(_status_of(report) for report in below.tiers),
+            waiting,
+        )
 
     def _clear(self, question: AskClear) -> Job:
-        if question.tier not in (None, self._tier.name):
-            raise KVFerryError(
-                f"there is no tier {question.tier!r}",
-                kind=ErrorKind.CONFIG,
-                remedy=f"name one of this instance's tiers: {self._tier.name}",
-            )
+        only = question.tier
         with self._lock:
-            cursor = self._manager.clear_in_slices(question.salt, model=question.model)
+            self._tier_of(only)
+        lower = None if only == self._tier.name else self._lower
+        tiers = [] if lower is None else lower.clear_begins(question.salt, question.model, only)
+        if only in (None, self._tier.name):
+            # From below first: what is cleared above must not come up again.
+            tiers.append((self._tier.name, self._manager))
+        parts = []
+        try:
+            for name, manager in tiers:
+                parts.append((yield from self._clear_one(name, manager, question)))
+        finally:
+            if lower is not None:
+                lower.clear_ended(only)
+        return _cleared(parts[::-1])
+
+    def _clear_one(
+        self, name: str, manager: CacheManager, question: AskClear
+    ) -> Generator[None, None, TierCleared]:
+        with self._lock:
+            cursor = manager.clear_in_slices(question.salt, model=question.model)
             # Matches from now on see what is left; earlier ones are made again before their load.
             self._on_change()
         more = True
@@ -160,51 +193,77 @@ class AdminDesk:
                 self._on_change()
             yield
         gone = cursor.removed
-        return Cleared(gone.removed, gone.kept, gone.doomed)
+        return TierCleared(name, self._health(name), gone.removed, gone.kept, gone.doomed)
 
-    def _quotas(self, evicted: int) -> Job:
+    def _health(self, name: str) -> str:
+        if self._lower is None or name == self._tier.name:
+            return Health.OPEN.value
+        with self._lock:
+            return self._lower.hierarchy.tier(name).health.value
+
+    def _tier_of(self, name: str | None) -> tuple[str, CacheManager]:
+        """A tier's name, the first one's by default, and its manager as it is now. Under the lock.
+
+        Raises :class:`KVFerryError` if there is no such tier.
+        """
+        if name in (None, self._tier.name):
+            return self._tier.name, self._manager
+        assert name is not None
+        if self._lower is None or name not in self._lower.names():
+            names = (self._tier.name, *(() if self._lower is None else self._lower.names()))
+            raise KVFerryError(
+                f"there is no tier {name!r}",
+                kind=ErrorKind.CONFIG,
+                remedy=f"name one of this instance's tiers: {', '.join(names)}",
+            )
+        return name, self._lower.index(name)
+
+    def _quotas(self, tier: str | None, evicted: int) -> Job:
         yield
         with self._lock:
-            self._need_quotas()
-            report = self._manager.quota_report()
+            name, manager = self._with_quotas(tier)
+            report = manager.quota_report()
         owners = tuple(
             Owner(usage.owner, usage.quota, usage.held_bytes, usage.over_quota) for usage in report.owners
         )
-        return Quotas(report.default, owners, report.other_bytes, report.other_over_quota, evicted)
+        return Quotas(name, report.default, owners, report.other_bytes, report.other_over_quota, evicted)
 
     def _change_quota(self, question: SetQuota | ForgetQuota) -> Job:
         yield
         owner = question.owner
         with self._lock:
-            self._need_quotas()
+            _, manager = self._with_quotas(question.tier)
             if isinstance(question, ForgetQuota):
-                if not self._manager.forget_quota(question.owner):
+                if not manager.forget_quota(question.owner):
                     raise KVFerryError(
                         f"owner {question.owner!r} has no quota of its own",
                         kind=ErrorKind.CONFIG,
                         remedy="see 'kvferry live quota list' for those that have",
                     )
             elif question.owner is None:
-                self._manager.set_default_quota(question.quota)
+                manager.set_default_quota(question.quota)
             else:
-                self._manager.set_quota(question.owner, question.quota)
-            cursor = self._manager.enforce_quotas(owner)
+                manager.set_quota(question.owner, question.quota)
+            # A tier that fails meanwhile takes its quotas along, and enforces them when it is opened.
+            cursor = manager.enforce_quotas(owner)
         more = True
         while more:
             with self._lock:
                 more = cursor.advance()
                 self._on_change()
             yield
-        return (yield from self._quotas(cursor.evicted))
+        return (yield from self._quotas(question.tier, cursor.evicted))
 
-    def _need_quotas(self) -> None:
-        if not self._manager.has_quotas:
+    def _with_quotas(self, tier: str | None) -> tuple[str, CacheManager]:
+        name, manager = self._tier_of(tier)
+        if not manager.has_quotas:
             raise KVFerryError(
-                f"tier {self._tier.name!r} keeps no quotas",
+                f"tier {name!r} keeps no quotas",
                 kind=ErrorKind.CONFIG,
                 why="its eviction policy does not keep owners apart",
                 remedy="choose a policy with quotas under the tier's eviction: key, and restart",
             )
+        return name, manager
 
     def _pins(self, changed: int) -> Job:
         yield
@@ -230,6 +289,20 @@ class AdminDesk:
                 remedy="see 'kvferry live pins list' for those that there are",
             )
         return (yield from self._pins(changed))
+
+
+def _cleared(parts: Sequence[TierCleared]) -> Cleared:
+    return Cleared(
+        sum(part.removed for part in parts),
+        sum(part.kept for part in parts),
+        sum(part.doomed for part in parts),
+        tuple(parts),
+    )
+
+
+def _status_of(report: LowerTierReport) -> LowerStatus:
+    numbers = asdict(report, filter=lambda field, _: field.name not in ("name", "health", "reason"))
+    return LowerStatus(report.name, report.health, report.reason, numbers)
 
 
 def _refused(why: str) -> Told:

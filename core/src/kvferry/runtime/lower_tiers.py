@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
 
+from kvferry.api import DIGEST_BYTES
+from kvferry.control.adoption import Adoption
 from kvferry.control.deadlines import NEVER
 from kvferry.control.hierarchy import Hierarchy
-from kvferry.control.lower import Health, LowerTier, LowerTierReport, LowerTierSettings
+from kvferry.control.lower import LowerTier, LowerTierReport, LowerTierSettings
 from kvferry.control.manager import CacheManager
 from kvferry.control.matching import TailKeys
 from kvferry.control.orders import (
@@ -41,6 +44,8 @@ from kvferry.data.wire import (
     TierOrder,
 )
 from kvferry.runtime.fair_lock import FairLock
+from kvferry.runtime.tier_log import TierLog
+from kvferry.runtime.waits import LowerStatistics, Waits
 from kvferry.runtime.windows import StoredWindows
 
 logger = logging.getLogger(__name__)
@@ -59,6 +64,8 @@ class StoreIdentity:
     instance: str
     namespace: bytes
     header_bytes: int = 4096
+    fresh: Callable[[], bytes] = lambda: secrets.token_bytes(DIGEST_BYTES)
+    """Makes a namespace that nobody ever had."""
 
 
 @frozen(kw_only=True)
@@ -83,6 +90,7 @@ class LowerSetup:
 class _OrderOfAll:
     """An order under way on several ranks."""
 
+    tier: str
     waiting: set[int]
     faults: dict[int, ItemFault] = field(factory=dict)
     reason: str = ""
@@ -95,6 +103,8 @@ class _OpeningOfAll:
     chunks: dict[int, list[Chunk]] = field(factory=dict)
     foreign: dict[int, list[bytes]] = field(factory=dict)
     told: set[int] = field(factory=set)
+    taken: bool = False
+    """Whether what they told was handed on."""
     closed: dict[int, str] = field(factory=dict)
 
 
@@ -125,12 +135,16 @@ class LowerTiers:
         self.hierarchy = hierarchy
         self._lock = lock
         self._identity = identity
+        self._namespace = identity.namespace
+        self._forgotten: set[bytes] = set()
+        """Namespaces of before."""
         self._ranks = range(world_size)
         self._post = post
         self._wake = wake
         self._on_change = on_change
         self._clock = clock
         self._wall_clock = wall_clock
+        self._log = TierLog()
         self._orders: dict[int, _OrderOfAll] = {}
         self._openings: dict[str, _OpeningOfAll] = {}
         self._numbers: dict[str, int] = {}
@@ -173,9 +187,9 @@ class LowerTiers:
         with self._lock:
             return self.hierarchy.rises.goes_on(rise)
 
-    def leave(self, request: str) -> None:
-        """The request waits for nothing any more. Under the lock."""
-        self.hierarchy.rises.leave(request)
+    def leave(self, request: str, *, late: bool = False) -> None:
+        """The request waits for nothing any more, or not as ``late`` as this. Under the lock."""
+        self.hierarchy.rises.leave(request, late=late)
         self._wake()
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -184,11 +198,42 @@ class LowerTiers:
             with self._lock:
                 self.hierarchy.touch(keys[start : start + TOUCHED_AT_ONCE])
 
-    def indexes(self) -> list[CacheManager]:
-        """The managers of the lower tiers, the lowest first, and nothing rises meanwhile."""
+    def clear_begins(
+        self, salt: str | None = None, model: str | None = None, only: str | None = None
+    ) -> list[tuple[str, CacheManager]]:
+        """Nothing moves down until :meth:`clear_ended`, and nothing that a store holds by now, of the salt
+        and the model, is ever found again. Answers with the managers to be cleared, the lowest first, each
+        with its tier's name: all, or the one of the tier ``only``."""
         with self._lock:
-            self.hierarchy.rises.stop_all()
-            return [tier.index for tier in reversed(self.hierarchy.lower)]
+            tiers = self.hierarchy.clear_begins(salt, model, only)
+            return [(tier.name, tier.index) for tier in tiers]
+
+    def renew(self) -> None:
+        """Everything that was stored is forgotten, and what is stored from now on is not found by a later
+        start either: only this process knows what it was computed with."""
+        with self._lock:
+            self._forgotten.add(self._namespace)
+            self._namespace = self._identity.fresh()
+            for tier in self.hierarchy.lower:
+                tier.renew()
+        self._wake()
+
+    def clear_ended(self, only: str | None = None) -> None:
+        """They were cleared, and so was the first tier unless it was about ``only`` one of the others."""
+        with self._lock:
+            self.hierarchy.clear_ended(only)
+        self._wake()
+
+    def names(self) -> tuple[str, ...]:
+        """Of the lower tiers, fast to slow."""
+        return tuple(tier.name for tier in self.hierarchy.lower)
+
+    def index(self, name: str) -> CacheManager:
+        """The manager of a lower tier as it is now: it has a new one after each failure. Under the lock.
+
+        Raises ``KeyError`` if there is no lower tier of that name.
+        """
+        return self.hierarchy.tier(name).index
 
     # On the service thread
 
@@ -205,13 +250,18 @@ class LowerTiers:
             with self._lock:
                 if now >= self.hierarchy.next_deadline():
                     self.hierarchy.expire(now)
+                settled = self.hierarchy.settled
                 more = self.hierarchy.work(now)
+                if self.hierarchy.settled != settled:
+                    self._on_change()
                 orders = self.hierarchy.take_orders()
             for order in orders:
                 self._send(order)
             if not more:
-                return
-        self._wake()
+                break
+        self._log.tell(self.hierarchy.lower, self._clock())
+        if more:
+            self._wake()
 
     def on_message(self, message: TierContent | TierClosed | OrderDone) -> None:
         """Apply what a worker told."""
@@ -222,6 +272,7 @@ class LowerTiers:
                 self._on_content(message)
             case TierClosed():
                 self._on_closed(message)
+        self._log.tell(self.hierarchy.lower, self._clock())
 
     def workers_lost(self) -> None:
         """No worker is left. Under the lock."""
@@ -229,9 +280,29 @@ class LowerTiers:
         self._openings.clear()
         self.hierarchy.workers_lost()
 
+    def at_rest(self) -> bool:
+        """Whether nothing moves between tiers, nor is about to."""
+        with self._lock:
+            return self.hierarchy.at_rest
+
     def reports(self) -> tuple[LowerTierReport, ...]:
         with self._lock:
             return self.hierarchy.reports()
+
+    def statistics(self, waits: Waits) -> LowerStatistics:
+        """How the tiers are, and what requests have of them."""
+        with self._lock:
+            rises = self.hierarchy.rises
+            return LowerStatistics(
+                tiers=self.hierarchy.reports(),
+                risen_tokens=waits.risen_tokens,
+                waits=waits.count,
+                waits_expired=rises.late,
+                wait_seconds=waits.seconds,
+                rises_under_way=len(rises),
+                rises_shared=rises.shared,
+                rises_expired=rises.expired,
+            )
 
     def _on_done(self, done: OrderDone) -> None:
         order = self._orders.get(done.id)
@@ -241,30 +312,22 @@ class LowerTiers:
         for place, name in done.faults.items():
             faults = [ItemFault(name), *([order.faults[place]] if place in order.faults else [])]
             order.faults[place] = max(faults, key=_WORST.index)
-        order.reason = order.reason or (f"rank {done.rank}: {done.reason}" if done.reason else "")
+        order.reason = order.reason or _told_by(done.rank, done.reason)
         if order.waiting:
             return
         del self._orders[done.id]
         if order.faults:
+            self._log.failed(order.tier, order.reason)
             logger.debug("kvferry: order %d: %d chunks failed: %s", done.id, len(order.faults), order.reason)
         now = self._clock()
         with self._lock:
-            before = [tier.health for tier in self.hierarchy.lower]
             self.hierarchy.report(OrderResult(done.id, order.faults, order.reason), now)
-            self._on_change()
-        self._tell_of_failures(before)
-
-    def _tell_of_failures(self, before: Sequence[Health]) -> None:
-        for tier, health in zip(self.hierarchy.lower, before, strict=True):
-            if health is Health.OPEN and tier.health is not Health.OPEN:
-                logger.warning(
-                    "kvferry: tier %s failed and is not used; it is opened again after %g s: %s",
-                    *(tier.name, tier.settings.retry_after, tier.reason),
-                )
 
     def _on_content(self, content: TierContent) -> None:
         opening = self._opening(content.tier, content.opening)
         if opening is None:
+            return
+        if content.rank in opening.told or opening.taken:
             return
         opening.chunks.setdefault(content.rank, []).extend(content.chunks)
         opening.foreign.setdefault(content.rank, []).extend(content.foreign)
@@ -277,7 +340,7 @@ class LowerTiers:
         if opening is None:
             return
         opening.told.discard(closed.rank)
-        opening.closed[closed.rank] = closed.reason
+        opening.closed[closed.rank] = _told_by(closed.rank, closed.reason)
         self._open_if_all(closed.tier, closed.opening, opening)
 
     def _open_if_all(self, name: str, number: int, opening: _OpeningOfAll) -> None:
@@ -287,32 +350,31 @@ class LowerTiers:
             del self._openings[name]
             with self._lock:
                 tier.closed(number, self._clock(), reason)
-            if reason:
-                logger.warning(
-                    "kvferry: tier %s is not used; it is opened again after %g s: %s",
-                    *(name, tier.settings.retry_after, reason),
-                )
             return
         if opening.closed and opening.told and len(opening.closed) + len(opening.told) == len(self._ranks):
             # Some could not open it: the others must not go on alone.
-            reason = next((why for why in opening.closed.values() if why), "a rank has closed it")
+            reason = next((why for why in opening.closed.values() if why), "")
             with self._lock:
                 tier.fail(reason)
             opening.told.clear()
             return
-        if len(opening.told) == len(self._ranks) and opening.chunks is not None:
-            chunks, foreign = self._in_common(opening)
+        if len(opening.told) == len(self._ranks) and not opening.taken:
+            opening.taken = True
+            found = self._in_common(opening, tier.capacity)
             opening.chunks, opening.foreign = {}, {}
             with self._lock:
-                tier.opened(number, chunks, foreign)
+                tier.opened(number, found)
 
-    def _in_common(self, opening: _OpeningOfAll) -> tuple[list[ChunkFacts], list[bytes]]:
-        """What every rank has, as the first rank tells it; the rest is of no use to anybody."""
+    def _in_common(self, opening: _OpeningOfAll, room: int) -> Adoption:
+        """What every rank has, as the first rank tells it; the rest of our own is of no use to anybody, and
+        would be in the way of who stores it again."""
+        space = self._namespace
         lists = [opening.chunks.get(rank, []) for rank in self._ranks]
         names = [{chunk.digest for chunk in chunks} for chunks in lists]
-        common = set.intersection(*names)
-        foreign = {key for keys in opening.foreign.values() for key in keys}
-        foreign |= {self._identity.namespace + digest for digest in set.union(*names) - common}
+        others = {key for keys in opening.foreign.values() for key in keys}
+        spoilt = {key[len(space) :] for key in others if key.startswith(space)}
+        common = set.intersection(*names) - spoilt
+        useless = (set.union(*names) | spoilt) - common
         now, wall = self._clock(), self._wall_clock()
         facts = [
             ChunkFacts(
@@ -328,7 +390,9 @@ class LowerTiers:
             for chunk in lists[0]
             if chunk.digest in common
         ]
-        return facts, sorted(foreign)
+        others = {key for key in others if not key.startswith(space)}
+        forgotten = {key for key in others if key[: len(space)] in self._forgotten}
+        return Adoption.of(facts, sorted(useless | forgotten), sorted(others - forgotten), room)
 
     def _opening(self, tier: str, number: int) -> _OpeningOfAll | None:
         if self._numbers.get(tier) != number:
@@ -340,8 +404,9 @@ class LowerTiers:
     def _send(self, order: Order) -> None:
         message = self._message(order)
         if isinstance(order, StoreOrder | FetchOrder | DeleteOrder):
-            self._orders[order.id] = _OrderOfAll(set(self._ranks))
+            self._orders[order.id] = _OrderOfAll(order.tier, set(self._ranks))
         if isinstance(order, OpenOrder):
+            self._log.asked(order.tier, order.opening, self._clock())
             self._openings[order.tier] = _OpeningOfAll()
             self._numbers[order.tier] = order.opening
         for rank in self._ranks:
@@ -362,7 +427,7 @@ class LowerTiers:
                 return Cancel(number, tier)
             case OpenOrder(tier, opening):
                 whose = self._identity
-                return OpenTier(tier, opening, whose.instance, whose.namespace, whose.header_bytes)
+                return OpenTier(tier, opening, whose.instance, self._namespace, whose.header_bytes)
             case CloseOrder(tier, opening):
                 return CloseTier(tier, opening)
 
@@ -378,3 +443,9 @@ class LowerTiers:
             facts.aliases,
             self._wall_clock() + (facts.end - self._clock()) if ends else 0.0,
         )
+
+
+def _told_by(rank: int, reason: str) -> str:
+    """A rank's reason, in one line; empty if it gave none."""
+    lines = [" ".join(line.split()) for line in reason.splitlines()]
+    return f"rank {rank}: {'; '.join(lines)}" if reason else ""

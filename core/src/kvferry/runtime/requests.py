@@ -87,6 +87,14 @@ class RequestState:
     """Number of the rise from a lower tier that it waits for; 0 if none."""
     wait_until: float = 0.0
     """When it stops waiting for lower tiers; 0 before it began."""
+    wait_seconds: float = 0.0
+    """How long it may wait for them."""
+    waiting_since: float = 0.0
+    """When the engine was first told to ask again later; 0 while it is not."""
+    held_tokens: int = -1
+    """Tokens that the first tier had before anything came up for it; below 0 if nothing did."""
+    asked: bool = False
+    """Whether the engine has asked for it; until then nobody is kept waiting."""
     sought_from: int = -1
     """Tokens that the first tier had when the lower ones were last asked: asking again is of use only
     when more has come."""
@@ -126,4 +134,5 @@ class RequestState:
         self.hit_tokens = 0
         self.wait_until = 0.0
         self.sought_from = -1
+        self.held_tokens = -1
         self.outdated = False

@@ -41,6 +41,7 @@ from kvferry.runtime.offers import load, matched_digest, offers, save, window_bl
 from kvferry.runtime.requests import LoadMode, LoadState, RequestState
 from kvferry.runtime.roster import WorkerRoster
 from kvferry.runtime.side_channel import SideChannelServer
+from kvferry.runtime.waits import LowerStatistics, Waits
 from kvferry.runtime.windows import StoredWindows, WindowReads, first_kept, missing_of
 
 logger = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ class SchedulerRuntime:
                 wall_clock=wall_clock,
             )
         self._lower_opened = False
+        self._waits = Waits()
         self._waiting: set[str] = set()
         """Requests that wait for a lower tier."""
         self._desk = AdminDesk(
@@ -137,6 +139,8 @@ class SchedulerRuntime:
             statistics=self._numbers,
             on_change=self._changed,
             clock=clock,
+            lower=self._lower,
+            lower_statistics=self.lower_statistics,
         )
         self._server: SideChannelServer | None = None
         self._roster = WorkerRoster(world_size, fingerprint)
@@ -191,7 +195,7 @@ class SchedulerRuntime:
         if self._lower is not None and state.options.load:
             # A request without a key is told of when the engine asks.
             with contextlib.suppress(KVFerryError):
-                self.match(state.id, 0, state.preemptions, state.prompt_tokens)
+                self._answer(state, 0, state.prompt_tokens)
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -207,6 +211,11 @@ class SchedulerRuntime:
         state = self._requests.get(request_id)
         if state is None or not state.options.load:
             return 0
+        if not state.asked:
+            state.asked = True
+            # Time that it spent in the engine's queue does not count.
+            state.sought_from = -1
+            state.wait_until = self._clock() + state.wait_seconds if state.rise else 0.0
         if preemptions != state.preemptions:
             state.preemptions = preemptions
             self._give_back(state)
@@ -215,6 +224,13 @@ class SchedulerRuntime:
             # It was loaded since it last lost its blocks, and the engine asks again: the load
             # failed. Asking for the same chunks could fail for ever.
             return 0
+        found = self._answer(state, local_tokens, tokens)
+        if self._lower is not None:
+            self._waits.told(state, found is None, self._clock())
+        return found
+
+    def _answer(self, state: RequestState, local_tokens: int, tokens: int) -> int | None:
+        """What :meth:`match` says of a request that may load."""
         limit = (tokens - 1) // self._grain.block * self._grain.block
         if limit <= local_tokens:
             self._stop_waiting(state)
@@ -259,25 +275,28 @@ class SchedulerRuntime:
         if not state.rise:
             return False
         if not state.wait_until:
+            state.wait_seconds = seconds
             state.wait_until = now + seconds
+        self._waits.rising(state)
         self._waiting.add(state.id)
         return True
 
     def _goes_on(self, state: RequestState) -> bool:
         """Whether waiting for the rise may still be of use."""
         assert self._lower is not None
-        if self._clock() < state.wait_until and self._lower.goes_on(state.rise):
+        goes_on = self._lower.goes_on(state.rise)
+        if goes_on and self._clock() < state.wait_until:
             return True
-        self._stop_waiting(state)
+        self._stop_waiting(state, late=goes_on)
         return False
 
-    def _stop_waiting(self, state: RequestState) -> None:
+    def _stop_waiting(self, state: RequestState, *, late: bool = False) -> None:
         if not state.rise or self._lower is None:
             return
         state.rise = 0
         self._waiting.discard(state.id)
         with self._lock:
-            self._lower.leave(state.id)
+            self._lower.leave(state.id, late=late)
 
     def loads_beside(self, request_id: str) -> bool:
         """Whether what :meth:`match` just found will be loaded beside other requests' forward passes.
@@ -373,6 +392,7 @@ class SchedulerRuntime:
         )
         with self._lock:
             self._in_flight.add(transfer.id, flight)
+        self._waits.loaded(state, end)
         state.load = LoadState.LOADING
         state.lease = 0
         # What was restored needs no saving; a load that fails sets this back.
@@ -458,6 +478,7 @@ class SchedulerRuntime:
         if state is None:
             return False
         self._stop_waiting(state)
+        self._waits.end(state, self._clock())
         self._give_back(state)
         with self._lock:
             self._manager.release_owner(request_id, keep_writes=True)
@@ -510,36 +531,47 @@ class SchedulerRuntime:
         """Forget every chunk, because the engine's weights changed or somebody wants it so.
 
         Nothing that was stored before is loaded from now on, and nothing that was computed or loaded
-        before is stored. A load under way goes on: the engine must not be reset during one.
+        before is stored. A load under way goes on: the engine must not be reset during one. Lower tiers
+        begin anew: what they are given from now on belongs to this process, since nobody else can know
+        which weights it was computed with.
         """
         for state in self._requests.values():
             self._stop_waiting(state)
             self._give_back(state)
             state.outdated = bool(state.blocks) or state.load is LoadState.LOADING
-        managers = [self._manager]
         if self._lower is not None:
             # From below first: what is cleared above must not come up again.
-            managers = [*self._lower.indexes(), self._manager]
-        for manager in managers:
+            self._lower.clear_begins()
+            self._lower.renew()
+        with self._lock:
+            cursor = self._manager.clear_in_slices()
+        more = True
+        while more:
             with self._lock:
-                cursor = manager.clear_in_slices()
-            more = True
-            while more:
-                with self._lock:
-                    more = cursor.advance()
-                    self._changed()
-        self._wake()
+                more = cursor.advance()
+                self._changed()
+        if self._lower is not None:
+            self._lower.clear_ended()
 
     def forget(self, request_id: str) -> None:
         """Stop following a request, for example because its tokens cannot be keyed."""
         state = self._requests.pop(request_id, None)
         if state is not None:
             self._stop_waiting(state)
+            self._waits.end(state, self._clock())
             self._give_back(state)
 
     def lower_tiers(self) -> tuple[LowerTierReport, ...]:
         """How each tier below the first is. Any thread."""
         return () if self._lower is None else self._lower.reports()
+
+    def lower_at_rest(self) -> bool:
+        """Whether nothing moves between tiers, nor is about to. Any thread."""
+        return self._lower is None or self._lower.at_rest()
+
+    def lower_statistics(self) -> LowerStatistics | None:
+        """The same, and what requests have of them; ``None`` if there is no such tier. Any thread."""
+        return None if self._lower is None else self._lower.statistics(self._waits)
 
     def statistics(self) -> tuple[SchedulerStatistics, Stats]:
         with self._lock:

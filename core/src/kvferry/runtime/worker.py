@@ -12,6 +12,7 @@ from attrs import field, frozen
 from kvferry.control.orders import ItemFault
 from kvferry.data.copy import SpanCopier
 from kvferry.data.engine_side import EngineSide
+from kvferry.data.meter import TierStatistics
 from kvferry.data.mover import Mover, MoverStatistics
 from kvferry.data.plans import Direction, StepPlan, Transfer, TransferResult
 from kvferry.data.store_side import SlotStore
@@ -206,6 +207,10 @@ class WorkerRuntime(TierListener):
 
     def statistics(self) -> MoverStatistics:
         return self._running().statistics()
+
+    def tier_statistics(self) -> dict[str, TierStatistics]:
+        """What went through each lower tier on this rank, by its name. Any thread."""
+        return {name: tier.statistics() for name, tier in self._tiers.items()}
 
     # -- lower tiers, on their threads ------------------------------------------------------------
 

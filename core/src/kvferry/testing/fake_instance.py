@@ -10,7 +10,15 @@ from typing import Any
 
 from attrs import define, field
 
-from kvferry.api import Backend, BackendContext, EvictionPolicy, GroupGeometry, KVGeometry, Region
+from kvferry.api import (
+    Backend,
+    BackendContext,
+    EvictionPolicy,
+    GroupGeometry,
+    KVGeometry,
+    QuotaPolicy,
+    Region,
+)
 from kvferry.control.identity import LoRAIdentity, Namespace
 from kvferry.control.keys import KeyChain
 from kvferry.control.lower import LowerTierSettings
@@ -50,6 +58,9 @@ class LowerFake:
     chunks: int = 256
     settings: Mapping[str, Any] = field(factory=dict)
     policy: Callable[[], EvictionPolicy] = LRU
+    quotas: Callable[[], QuotaPolicy] | None = None
+    """Instead of ``policy``, one that keeps owners apart."""
+    ttl: float | None = None
 
 
 @define(kw_only=True)
@@ -118,9 +129,7 @@ class FakeInstance:
         """Wait until nothing is on its way between tiers."""
 
         def settled() -> bool:
-            stats = self.scheduler.statistics()[1]
-            under_way = [tier.storing + tier.fetching for tier in self.scheduler.lower_tiers()]
-            return stats.reservations == 0 and stats.leases == 0 and not any(under_way)
+            return self._quiet() and self.scheduler.lower_at_rest()
 
         self.settle_saves(seconds)
         wait_until(settled, seconds, "copies between tiers without a result")
@@ -274,13 +283,17 @@ def _lower_setup(settings: InstanceSettings) -> LowerSetup:
 
     def made(tier: LowerFake) -> tuple[LowerTierSettings, Callable[[], CacheManager]]:
         def make_index() -> CacheManager:
+            quotas = None if tier.quotas is None else tier.quotas()
             index = CacheManager(
                 capacity=tier.chunks,
                 chunk_tokens=chunk_tokens,
                 block_tokens=Grain.of(chunk_tokens, settings.shapes).block,
-                policy=tier.policy(),
+                policy=quotas or tier.policy(),
                 lease_seconds=60.0,
                 write_seconds=120.0,
+                quotas=quotas,
+                slot_bytes=slot_bytes,
+                ttl=tier.ttl,
             )
             index.grow(tier.chunks)
             return index

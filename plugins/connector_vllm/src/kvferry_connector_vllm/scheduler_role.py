@@ -19,7 +19,7 @@ from kvferry.runtime import (
 from kvferry_connector_vllm.events import kv_cache_event
 from kvferry_connector_vllm.requests import cacheable, request_state
 from kvferry_connector_vllm.startup import Startup
-from kvferry_connector_vllm.stats import KVFerryStats, Totals
+from kvferry_connector_vllm.stats import KVFerryStats, Totals, scheduler_lower
 from kvferry_connector_vllm.versions import in_flight_tokens
 
 if TYPE_CHECKING:
@@ -34,6 +34,16 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
+
+_LOWER_COUNTED = (
+    "risen_tokens",
+    "waits",
+    "waits_expired",
+    "wait_seconds",
+    "rises_shared",
+    "rises_expired",
+    "rises_under_way",
+)
 
 
 @define
@@ -204,4 +214,10 @@ class SchedulerRole:
             "capacity_slots": manager.capacity,
             "pinned_slots": manager.pinned,
         }
-        return self._totals.report({**counters, **gauges})
+        lower = self._runtime.lower_statistics()
+        if lower is None:
+            return self._totals.report({**counters, **gauges})
+        waits = {name: getattr(lower, name) for name in _LOWER_COUNTED}
+        return self._totals.report(
+            {**counters, **gauges, **waits}, {tier.name: scheduler_lower(tier) for tier in lower.tiers}
+        )

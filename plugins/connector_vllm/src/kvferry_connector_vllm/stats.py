@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from attrs import asdict
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -18,6 +19,8 @@ from vllm.v1.metrics.utils import create_metric_per_engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from kvferry.runtime import LowerTierReport, TierStatistics
 
 COUNTERS: Mapping[str, str] = {
     "queries": "Requests that asked kvferry for a prefix.",
@@ -36,25 +39,73 @@ COUNTERS: Mapping[str, str] = {
     "loaded_bytes": "Bytes copied into the engine's KV cache, all ranks.",
     "verified_blocks": "Restored blocks whose digest was compared, all ranks.",
     "mismatched_blocks": "Restored blocks whose digest differed, all ranks.",
+    "risen_tokens": "Of the hit tokens, those that came up from tiers below the first for it.",
+    "waits": "Times that vLLM was told to ask again later, because chunks come up.",
+    "waits_expired": "Requests whose time to wait was over before all had come; the rest was computed.",
+    "wait_seconds": "Seconds that requests waited for chunks to come up.",
+    "rises_shared": "Requests that found what they need on its way up already.",
+    "rises_expired": "Prefixes that were given up at their deadline.",
 }
 GAUGES: Mapping[str, str] = {
     "resident_chunks": "Chunks that can be found now.",
     "free_slots": "Slots that hold nothing now.",
     "capacity_slots": "Slots of the tier that are ready.",
     "pinned_slots": "Slots of chunks that are pinned.",
+    "rises_under_way": "Prefixes that are on their way up now.",
 }
+LOWER = "lower_"
+LOWER_COUNTERS: Mapping[str, str] = {
+    "lower_stored": "Chunks copied down to the tier.",
+    "lower_skipped": "Chunks not copied down: too much was on its way, or the tier was not open.",
+    "lower_failed_stores": "Chunks whose copy down failed.",
+    "lower_no_space": "Chunks that the store had no space for.",
+    "lower_fetched": "Chunks brought up from the tier.",
+    "lower_failed_fetches": "Chunks that could not be brought up.",
+    "lower_corrupt": "Chunks that came back damaged; they are misses.",
+    "lower_adopted": "Chunks found in the store when it was opened.",
+    "lower_foreign": "Chunks found there that are not ours.",
+    "lower_openings": "How often the tier was opened.",
+    "lower_failures": "How often it was closed because it failed.",
+    "lower_written_bytes": "Bytes stored in the tier, all ranks.",
+    "lower_write_seconds": "Seconds in which something was being stored, all ranks.",
+    "lower_read_bytes": "Bytes read from the tier, all ranks.",
+    "lower_read_seconds": "Seconds in which something was being read, all ranks.",
+}
+LOWER_GAUGES: Mapping[str, str] = {
+    "lower_open": "1 while the tier is in use, else 0.",
+    "lower_chunks": "Chunks that can be found in the tier now.",
+    "lower_capacity": "Chunks that the tier is thought to hold.",
+    "lower_storing": "Chunks on their way down to it.",
+    "lower_fetching": "Chunks on their way up from it.",
+}
+_COUNTERS = {**COUNTERS, **LOWER_COUNTERS}
+_GAUGES = {**GAUGES, **LOWER_GAUGES}
+_OF_TIER = " tier "
+"""Stands in the name of a source between who tells and the tier that it is about."""
 
-
+Number = int | float
 BEFORE = "before"
 NOW = "now"
 
 
-def added(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+def added(now: Mapping[str, Number], before: Mapping[str, Number]) -> dict[str, Number]:
     """What was added to the counters of one source. One that is smaller than before began anew."""
-    counters = {name: value for name, value in now.items() if name in COUNTERS}
+    counters = {name: value for name, value in now.items() if name in _COUNTERS}
     if any(value < before.get(name, 0) for name, value in counters.items()):
         return counters
     return {name: value - before.get(name, 0) for name, value in counters.items()}
+
+
+def scheduler_lower(tier: LowerTierReport) -> dict[str, Number]:
+    """What the scheduler's half knows of a tier below the first."""
+    known = {LOWER + name: value for name, value in asdict(tier).items()}
+    numbers = {name: known[name] for name in (*LOWER_COUNTERS, *LOWER_GAUGES) if name in known}
+    return {**numbers, LOWER + "open": int(tier.health == "open")}
+
+
+def worker_lower(tier: TierStatistics) -> dict[str, Number]:
+    """What one rank knows of it."""
+    return {LOWER + name: value for name, value in asdict(tier).items()}
 
 
 class Totals:
@@ -62,12 +113,21 @@ class Totals:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._before: dict[str, int] = {}
+        self._before: dict[str, Number] = {}
+        self._tiers: dict[str, Totals] = {}
 
-    def report(self, now: dict[str, int]) -> KVFerryStats:
-        """Totals since start and gauges, with those of the last report."""
+    def report(
+        self, now: dict[str, Number], lower: Mapping[str, dict[str, Number]] | None = None
+    ) -> KVFerryStats:
+        """Totals since start and gauges, with those of the last report; those of tiers below the first by
+        the tier's name."""
         before, self._before = self._before, now
-        return KVFerryStats(data={self._source: {BEFORE: before, NOW: now}})
+        data = {self._source: {BEFORE: before, NOW: now}}
+        for tier, numbers in (lower or {}).items():
+            if tier not in self._tiers:
+                self._tiers[tier] = Totals(self._source + _OF_TIER + tier)
+            data.update(self._tiers[tier].report(numbers).data)
+        return KVFerryStats(data=data)
 
 
 class KVFerryStats(KVConnectorStats):
@@ -83,13 +143,17 @@ class KVFerryStats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """What vLLM logs: what was added since the last line, over all sources, and gauges."""
+        """What vLLM logs: what was added since the last line, over all sources, and gauges. Numbers of tiers
+        below the first begin with the tier's name."""
         found: dict[str, int | float] = defaultdict(int)
-        for numbers in self.data.values():
+        for source, numbers in self.data.items():
+            tier = tier_of(source)
             for name, more in added(numbers[NOW], numbers[BEFORE]).items():
-                found[name] += more
-            found.update({name: value for name, value in numbers[NOW].items() if name in GAUGES})
-        return {name: value for name, value in found.items() if value}
+                found[_logged(tier, name)] += more
+            found.update(
+                {_logged(tier, name): value for name, value in numbers[NOW].items() if name in _GAUGES}
+            )
+        return {name: _short(value) for name, value in found.items() if value}
 
     def is_empty(self) -> bool:
         """Whether nothing changed: vLLM writes no line then."""
@@ -97,7 +161,8 @@ class KVFerryStats(KVConnectorStats):
 
 
 class KVFerryPromMetrics(KVConnectorPromMetrics):
-    """``kvferry:<name>_total`` counters and ``kvferry:<name>`` gauges, one series per engine."""
+    """``kvferry:<name>_total`` counters and ``kvferry:<name>`` gauges, one series per engine; those of tiers
+    below the first also have the label ``tier``."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine)
@@ -105,19 +170,52 @@ class KVFerryPromMetrics(KVConnectorPromMetrics):
             name: self._per_engine(self._counter_cls, name, text) for name, text in COUNTERS.items()
         }
         self._gauges = {name: self._per_engine(self._gauge_cls, name, text) for name, text in GAUGES.items()}
-        self._seen: dict[tuple[int, str], dict[str, int]] = {}
+        self._lower = {
+            name: self._metric(kind, name, text, [*labelnames, "tier"])
+            for kind, names in ((self._counter_cls, LOWER_COUNTERS), (self._gauge_cls, LOWER_GAUGES))
+            for name, text in names.items()
+        }
+        self._series: dict[tuple[int, str, str], Any] = {}
+        """Of tiers below the first, by engine, tier and name."""
+        self._seen: dict[tuple[int, str], dict[str, Number]] = {}
         """By engine and source."""
 
+    def _metric(self, kind: Any, name: str, text: str, labels: Any) -> Any:
+        return kind(name=f"kvferry:{name}", documentation=text, labelnames=labels)
+
     def _per_engine(self, kind: Any, name: str, text: str) -> Any:
-        metric = kind(name=f"kvferry:{name}", documentation=text, labelnames=self._labelnames)
+        metric = self._metric(kind, name, text, self._labelnames)
         return create_metric_per_engine(metric, self.per_engine_labelvalues)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for source, numbers in transfer_stats_data.items():
-            now = numbers[NOW]
+            now, tier = numbers[NOW], tier_of(source)
             for name, more in added(now, self._seen.get((engine_idx, source), {})).items():
+                # One of a tier is made even if nothing was added: what is 0 is to be seen as 0.
+                series = self._of_tier(engine_idx, tier, name) if tier else self._counters[name][engine_idx]
                 if more:
-                    self._counters[name][engine_idx].inc(more)
-            for name in GAUGES.keys() & now.keys():
-                self._gauges[name][engine_idx].set(now[name])
+                    series.inc(more)
+            for name in _GAUGES.keys() & now.keys():
+                series = self._of_tier(engine_idx, tier, name) if tier else self._gauges[name][engine_idx]
+                series.set(now[name])
             self._seen[engine_idx, source] = now
+
+    def _of_tier(self, engine: int, tier: str, name: str) -> Any:
+        series = self._series.get((engine, tier, name))
+        if series is None:
+            series = self._lower[name].labels(*self.per_engine_labelvalues[engine], tier)
+            self._series[engine, tier, name] = series
+        return series
+
+
+def tier_of(source: str) -> str:
+    """The tier below the first that a source is about; empty if about none."""
+    return source.partition(_OF_TIER)[2]
+
+
+def _logged(tier: str, name: str) -> str:
+    return f"{tier}.{name.removeprefix(LOWER)}" if tier else name
+
+
+def _short(value: float) -> int | float:
+    return value if isinstance(value, int) else round(value, 3)

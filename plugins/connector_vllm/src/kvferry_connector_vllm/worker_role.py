@@ -12,7 +12,7 @@ from kvferry_connector_vllm.engine import one_plain_group
 from kvferry_connector_vllm.pages import engine_groups
 from kvferry_connector_vllm.scheduler_role import KVFerryMetadata, KVFerryWorkerMetadata
 from kvferry_connector_vllm.startup import Startup
-from kvferry_connector_vllm.stats import KVFerryStats, Totals
+from kvferry_connector_vllm.stats import KVFerryStats, Totals, worker_lower
 from kvferry_connector_vllm.versions import TransferResults
 
 if TYPE_CHECKING:
@@ -106,4 +106,5 @@ class WorkerRole:
         if self._runtime is None:
             return None
         totals = asdict(self._runtime.statistics())
-        return self._totals.report({name: totals[name] for name in _COUNTED})
+        lower = {name: worker_lower(tier) for name, tier in self._runtime.tier_statistics().items()}
+        return self._totals.report({name: totals[name] for name in _COUNTED}, lower)
