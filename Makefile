@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 VLLM023_VENV := .venv-vllm-023
 CORE_VENV := .venv-core
-PACKAGES := -e core -e plugins/backend_cpu -e plugins/eviction_policies -e plugins/connector_vllm
+PACKAGES := -e core -e plugins/backend_cpu -e plugins/backend_ssd -e plugins/eviction_policies -e plugins/connector_vllm
 MANIFESTS := pyproject.toml requirements/engine.txt $(wildcard core/pyproject.toml csrc/pyproject.toml plugins/*/pyproject.toml)
 NATIVE := $(wildcard csrc/CMakeLists.txt csrc/src/*.cc csrc/src/*.cpp csrc/src/*/*.py csrc/include/*.h)
 SEED ?= 1
@@ -12,10 +12,14 @@ EVENTS ?= 1000000
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: demo test test-core test-vllm-023 check format docs bench simulate mutants clean
+.PHONY: demo demo-ssd test test-core test-vllm-023 check format docs bench simulate mutants clean
 
 demo: $(VENV)/.engine
 	$(VENV)/bin/python -m tests.demo
+
+# A cache on an SSD that outlives the engine, and a kill -9 while it writes.
+demo-ssd: $(VENV)/.engine
+	$(VENV)/bin/python -m tests.demo_ssd
 
 test: $(VENV)/.engine
 	$(VENV)/bin/python -m pytest

@@ -16,6 +16,7 @@ SOURCES = {
     "kvferry": "core",
     "kvferry_native": "csrc",
     "kvferry_backend_cpu": "plugins/backend_cpu",
+    "kvferry_backend_ssd": "plugins/backend_ssd",
     "kvferry_eviction_policies": "plugins/eviction_policies",
     "kvferry_connector_vllm": "plugins/connector_vllm",
 }

@@ -16,7 +16,6 @@ _FRAME = struct.Struct("<8sII")  # magic, version, length of all up to the check
 _FIXED = struct.Struct("<64s?32sIIQdIII")  # key, parent, depth, tokens, size, end, counts of what follows
 _ALIAS = struct.Struct("<32sI")
 _CHECKSUM = struct.Struct("<I")
-_DIGEST_LENGTHS = frozenset((DIGEST_BYTES,))
 
 
 @frozen(kw_only=True)
@@ -45,10 +44,11 @@ class ChunkHeader:
 
     def __attrs_post_init__(self) -> None:
         self.key.to_bytes()
-        lengths = {len(alias) for alias, _ in self.aliases}
-        if self.parent is not None:
-            lengths.add(len(self.parent))
-        if lengths - _DIGEST_LENGTHS:
+        wrong = self.parent is not None and len(self.parent) != DIGEST_BYTES
+        for alias, _ in self.aliases:  # a restart makes millions of these: no generator, no list
+            if len(alias) != DIGEST_BYTES:
+                wrong = True
+        if wrong:
             raise ValueError(f"a digest has not {DIGEST_BYTES} bytes: {self!r}")
         if (
             not self.expires >= 0

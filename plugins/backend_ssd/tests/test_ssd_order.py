@@ -1,0 +1,126 @@
+"""The order in which bytes become durable, and how batches share what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvferry.api import DeleteStatus, ErrorKind, KVFerryError, WriteStatus
+from kvferry.testing.conformance.keyed_subject import Workbench
+from kvferry_backend_ssd.block_io import Purpose
+from plugins.backend_ssd.tests.ssd_bench import MIB, Faults, workbench
+
+VALUE, HEAD, TABLE = ("write", Purpose.VALUE), ("write", Purpose.HEAD), ("write", Purpose.TABLE)
+FLUSH = ("flush", None)
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, faults: Faults) -> Iterator[Workbench]:
+    made = workbench(tmp_path, make_io=faults.make)
+    yield made
+    faults.held.set()
+    made.close_all()
+
+
+def changes(faults: Faults) -> list[tuple[str, Purpose | None]]:
+    """Writes and flushes, each run of equal ones once."""
+    seen = [each for each in faults.seen if each[0] in ("write", "flush")]
+    return [each for number, each in enumerate(seen) if number == 0 or seen[number - 1] != each]
+
+
+def test_an_entry_is_written_after_its_value_is_durable_and_told_after_it_is_durable_itself(
+    bench: Workbench, faults: Faults
+) -> None:
+    driver = bench.open()
+    driver.store([bench.chunk(9, 100)])
+    faults.seen.clear()
+    told: list[int] = []
+    ticket, spans = driver.submit_write([bench.chunk(0, 8192)])
+    ticket.on_done(lambda _: told.append(len(faults.seen)))
+    driver.finish(ticket, spans)
+    assert changes(faults) == [VALUE, HEAD, FLUSH, TABLE, FLUSH]
+    assert told == [len(faults.seen)]
+
+
+def test_a_deletion_is_told_after_it_is_durable(bench: Workbench, faults: Faults) -> None:
+    driver = bench.open()
+    driver.store([bench.chunk(0, 100)])
+    faults.seen.clear()
+    assert driver.delete([bench.key(0)]) == [DeleteStatus.DELETED]
+    assert changes(faults) == [TABLE, FLUSH]
+
+
+def test_a_slot_is_used_again_only_after_its_removal_is_durable(bench: Workbench, faults: Faults) -> None:
+    bench.capacity = 2 * MIB
+    driver = bench.open(max_value_bytes=MIB)
+    driver.store([bench.chunk(0, MIB)])
+    faults.seen.clear()
+    deletion = driver.submit_delete([bench.key(0)])
+    writing, spans = driver.submit_write([bench.chunk(1, MIB)])
+    driver.finish(deletion)
+    driver.finish(writing, spans)
+    assert writing.results[0].status is WriteStatus.STORED
+    assert changes(faults) == [TABLE, FLUSH, VALUE, HEAD, FLUSH, TABLE, FLUSH]
+    driver.expect([bench.chunk(1, MIB)])
+
+
+def test_batches_that_wait_share_their_flushes(bench: Workbench, faults: Faults) -> None:
+    driver = bench.open()
+    driver.store([bench.chunk(1000, 100)])
+    faults.held.clear()
+    faults.flushing.clear()
+    first = driver.submit_write([bench.chunk(0, 3000)])
+    assert faults.flushing.wait(30)
+    faults.seen.clear()
+    rest = [driver.submit_write([bench.chunk(number, 3000)]) for number in range(1, 31)]
+    faults.held.set()
+    for ticket, spans in [first, *rest]:
+        driver.finish(ticket, spans)
+        assert ticket.results[0].status is WriteStatus.STORED
+    # The first batch's entries, all data, and all entries: not sixty of them.
+    assert faults.seen.count(FLUSH) <= 3
+    driver.expect(bench.chunks(31, 3000))
+
+
+def test_closing_waits_no_longer_than_its_deadline_and_can_be_tried_again(
+    bench: Workbench, faults: Faults
+) -> None:
+    driver = bench.open()
+    driver.store([bench.chunk(9, 100)])
+    faults.held.clear()
+    faults.flushing.clear()
+    ticket, spans = driver.submit_write([bench.chunk(0, 3000)])
+    assert faults.flushing.wait(30)
+    late, late_spans = driver.submit_write([bench.chunk(1, 3000)])
+    with pytest.raises(KVFerryError) as caught:
+        driver.backend.close(driver.context.clock() + 0.05)
+    assert caught.value.kind is ErrorKind.TIMEOUT
+    assert not ticket.done
+    faults.held.set()
+    driver.close()
+    driver.finish(ticket, spans)
+    driver.finish(late, late_spans)
+    assert ticket.results[0].status is WriteStatus.STORED
+    assert late.results[0].error is not None
+    assert late.results[0].error.kind is ErrorKind.CLOSED
+
+
+def test_uses_are_written_without_a_flush_of_their_own_while_there_is_work(
+    bench: Workbench, faults: Faults
+) -> None:
+    driver = bench.open()
+    chunks = bench.chunks(20, 3000)
+    driver.store(chunks)
+    faults.seen.clear()
+    for chunk in chunks:
+        driver.expect([chunk])
+    assert changes(faults) == []
+    driver.close()
+    assert changes(faults) == [("write", Purpose.USES), FLUSH]
