@@ -314,6 +314,20 @@ def test_the_io_path_follows_the_option_and_the_kernel(wanted: IOPath, refusal: 
     assert choose_io(wanted, "t", lambda: refusal)[0] is chosen
 
 
+@pytest.mark.parametrize(("direct", "cache"), [(False, "through"), (True, "past")])
+def test_the_log_says_where_a_tier_lies_and_how_it_is_reached(
+    tmp_path: Path, io_path: IOPath, caplog: pytest.LogCaptureFixture, direct: bool, cache: str
+) -> None:
+    bench = workbench(tmp_path, io=io_path, direct=direct)
+    with caplog.at_level(logging.INFO):
+        driver = bench.open()
+        cache = cache if driver.backend.direct else "through"
+        bench.close_all()
+    (told,) = caplog.messages
+    assert f" in {tmp_path}/" in told
+    assert told.endswith(f", with {io_path.value} {cache} the page cache")
+
+
 def test_io_uring_that_is_demanded_and_refused_says_why() -> None:
     with pytest.raises(KVFerryError) as caught:
         choose_io(IOPath.IO_URING, "t", lambda: "EPERM, says the kernel")

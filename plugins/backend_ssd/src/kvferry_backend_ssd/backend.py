@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -36,6 +37,8 @@ from kvferry_backend_ssd.recovery import recover
 from kvferry_backend_ssd.store import Counters, Store
 from kvferry_backend_ssd.store_file import StoreFile
 from kvferry_backend_ssd.superblock import Superblock
+
+_log = logging.getLogger(__name__)
 
 READ_LANES = 3
 """While one lane checks what it read, the others keep the disk busy."""
@@ -80,7 +83,11 @@ class SSDBackend:
                 why=f"it is {self._state.value}",
                 remedy="make another one",
             )
-        make_io = self._make_io or choose_io(self._options.io, context.name)[1]
+        if self._make_io is None:
+            chosen, make_io = choose_io(self._options.io, context.name)
+            reached = chosen.value
+        else:
+            make_io, reached = self._make_io, "I/O of its own"
         slot_bytes = round_up(context.max_value_bytes or self._options.slot) + context.max_header_bytes
         name = store_file(context.shard, slot_bytes)
         tag = store_tag(context.instance, context.rank, context.shard, slot_bytes)
@@ -99,6 +106,15 @@ class SSDBackend:
         self._start(Store(file, tag, context), made)
         self._folder = folder
         self._state = _State.OPEN
+        _log.info(
+            "kvferry: tier %s has room for %d slots of %d bytes in %s, with %s %s the page cache",
+            context.name,
+            file.slots,
+            slot_bytes,
+            file.path,
+            reached,
+            "past" if file.direct else "through",
+        )
 
     def _start(self, store: Store, made: Sequence[BlockIO]) -> None:
         clock = store.context.clock

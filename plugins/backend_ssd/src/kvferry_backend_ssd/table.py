@@ -11,7 +11,8 @@ from kvferry_backend_ssd.layout import ENTRIES_PER_PAGE, ENTRY_BYTES, PAGE
 from kvferry_backend_ssd.store import Store, page_of
 
 _BOUNCE_PAGES = 512
-_KEPT_PAGES = 256
+_KEPT_PAGES = 2048
+_ZEROS = bytes(PAGE)
 
 
 class Table:
@@ -24,6 +25,10 @@ class Table:
         self._bounce = Bounce(_BOUNCE_PAGES * PAGE)
         self._pages: dict[int, bytes] = {}
         """Contents of the pages that were written last: chunks that come together lie together."""
+        self._end = store.file.length
+        """The file's end when this began. What was added behind it is zero until it is written."""
+        self._behind: set[int] = set()
+        """Pages behind that end that were written, or tried to be."""
 
     def put(self, entries: Mapping[int, bytes]) -> dict[int, OSError]:
         """Write entries by slot. Those that may not be in the file as they should, with the reason.
@@ -66,12 +71,20 @@ class Table:
     def _fetch(self, pages: Iterable[int]) -> dict[int, OSError]:
         """Read pages as they are in the file; those that cannot be read, with the reason."""
         self._bounce.reset()
-        missing, views, pieces = list(pages), [], []
+        missing, views, pieces = [], [], []
+        for page in pages:
+            if self._store.file.layout.page_at(page) >= self._end and page not in self._behind:
+                self._pages[page] = _ZEROS
+                self._behind.add(page)
+            else:
+                missing.append(page)
         for page in missing:
             view, address = self._bounce.take(PAGE)
             views.append(view)
             pieces.append(Piece(self._store.file.layout.page_at(page), address, PAGE))
         failed: dict[int, OSError] = {}
+        if not missing:
+            return failed
         results = self._io.read(self._store.file.fd, pieces, Purpose.TABLE)
         for page, view, result in zip(missing, views, results, strict=True):
             if result < 0:
