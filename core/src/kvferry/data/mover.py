@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from attrs import define, evolve, field, frozen
 
 from kvferry.api import KVFerryError, Region
+from kvferry.data.affinity import leave_the_engines_core
 from kvferry.data.copy import SpanCopier
 from kvferry.data.engine_side import EngineSide
 from kvferry.data.plans import Direction, Transfer, TransferResult
@@ -212,6 +213,7 @@ class Mover:
         )
 
     def _run(self) -> None:
+        leave_the_engines_core()
         while (job := self._next()) is not None:
             piece = next(job.pieces, None)
             if piece is None:

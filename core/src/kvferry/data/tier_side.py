@@ -27,6 +27,7 @@ from kvferry.api import (
     WriteStatus,
 )
 from kvferry.control.orders import ItemFault
+from kvferry.data.affinity import leave_the_engines_core
 from kvferry.data.engine_side import SlotLayout
 from kvferry.data.meter import Meter, TierStatistics
 from kvferry.data.wire import (
@@ -171,6 +172,7 @@ class TierSide:
     # Opening and closing, on the tier's own thread
 
     def _run(self) -> None:
+        leave_the_engines_core()
         while not self._stopping.is_set():
             job = self._jobs.get()
             if isinstance(job, OpenTier):

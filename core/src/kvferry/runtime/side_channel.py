@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kvferry.api import ErrorKind, KVFerryError
+from kvferry.data.affinity import leave_the_engines_core
 from kvferry.data.questions import QUESTIONS_VERSION
 from kvferry.data.wire import (
     MAXIMUM_MESSAGE_BYTES,
@@ -303,6 +304,8 @@ class SideChannelClient:
 
     def _run(self) -> None:
         import zmq
+
+        leave_the_engines_core()
 
         assert self._context is not None
         socket = self._context.socket(zmq.DEALER)

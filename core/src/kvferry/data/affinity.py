@@ -1,0 +1,27 @@
+"""Where our threads may run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+def allowed_cores() -> set[int]:
+    """The cores that some thread of this process may run on."""
+    cores: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        # It may have ended meanwhile.
+        with contextlib.suppress(OSError):
+            cores |= os.sched_getaffinity(int(thread))
+    return cores
+
+
+def leave_the_engines_core() -> None:
+    """Let the calling thread, and those that it starts, run wherever a thread of this process may.
+
+    Engines bind their main thread to one core (vLLM's CPU workers do), and a new thread inherits that: all
+    of ours would wait for the forward pass, on that core. The limits of the process stay: nobody of it gets
+    a core that none of its threads had.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, allowed_cores())
