@@ -72,14 +72,44 @@ class Host:
             outputs.update({output.request_id: output for output in engine.step()})
         return {"interrupted": len(names) - ended, "answers": [_answer(outputs[name]) for name in names]}
 
+    def trace(
+        self,
+        prompts: Sequence[Mapping[str, Any]],
+        options: Sequence[Mapping[str, Any]],
+        after: Sequence[int],
+    ) -> dict[str, Any]:
+        """Serve prompts together, each added once the first has ``after`` tokens; what each has after every
+        step, and when that was."""
+        engine = self._llm.llm_engine
+        began = time.monotonic_ns()
+        names = [f"traced-{began}-{index}" for index in range(len(prompts))]
+        tokens = [-1] * len(prompts)
+        outputs: dict[str, RequestOutput] = {}
+        steps: list[list[int]] = []
+        seconds: list[float] = []
+        while engine.has_unfinished_requests() or -1 in tokens:
+            for index, name in enumerate(names):
+                if tokens[index] < 0 and max(0, tokens[0]) >= after[index]:
+                    engine.add_request(name, dict(prompts[index]), _sampling(options[index]))
+                    tokens[index] = 0
+            outputs.update({output.request_id: output for output in engine.step()})
+            for index, name in enumerate(names):
+                if name in outputs:
+                    tokens[index] = len(outputs[name].outputs[0].token_ids)
+            steps.append(list(tokens))
+            seconds.append((time.monotonic_ns() - began) / 1e9)
+        return {"answers": [_answer(outputs[name]) for name in names], "steps": steps, "seconds": seconds}
+
     def settle(self) -> dict[str, float]:
-        """Step until two short steps in a row show the same counters: all results have come in."""
+        """Step until two short steps in a row show the same counters and nothing is on its way between
+        tiers: all results have come in."""
         deadline = time.monotonic() + SETTLE_SECONDS
         before: dict[str, float] | None = None
         while time.monotonic() < deadline:
             self._nudge()
             counters = self.counters()
-            if counters == before:
+            moving = counters.get("lower_storing", 0) + counters.get("lower_fetching", 0)
+            if counters == before and not moving:
                 return counters
             before = counters
         raise TimeoutError(f"the engine did not come to rest in {SETTLE_SECONDS:g} s")

@@ -86,16 +86,20 @@ def write_config(
     chunk_tokens: int = 256,
     verify: bool = False,
     load: str = "async",
+    plugins: Sequence[str] = (),
+    lower: Mapping[str, str] | None = None,
 ) -> Path:
-    """A kvferry.yaml with one CPU tier. ``runtime_dir`` should be short: a socket lies below it, and a
-    socket's path has at most 107 bytes."""
+    """A kvferry.yaml with a CPU tier, and ``lower`` ones below it: their keys by name, as YAML, with the
+    ``plugins`` that they need. ``runtime_dir`` should be short: a socket lies below it, and a socket's
+    path has at most 107 bytes."""
+    tiers = {"cpu": f"use: cpu, capacity: {capacity}", **(lower or {})}
     path.write_text(
-        "plugins: [backend_cpu, connector_vllm]\n"
+        f"plugins: [{', '.join(['backend_cpu', *plugins, 'connector_vllm'])}]\n"
         f"chunk_tokens: {chunk_tokens}\n"
         f"runtime_dir: {runtime_dir}\n"
         "tiers:\n"
-        f"  cpu: {{use: cpu, capacity: {capacity}}}\n"
-        f"connector: {{load: {load}, verify: {str(verify).lower()}}}\n"
+        + "".join(f"  {name}: {{{keys}}}\n" for name, keys in tiers.items())
+        + f"connector: {{load: {load}, verify: {str(verify).lower()}}}\n"
     )
     return path
 
@@ -116,6 +120,20 @@ class Answer:
     def same_as(self, other: Answer) -> bool:
         """Whether tokens and all log probabilities are equal to the last bit."""
         return self.tokens == other.tokens and self.logprobs == other.logprobs
+
+
+@frozen(kw_only=True)
+class Trace:
+    """Prompts that were served together, step by step of the engine's front end: per step, how many
+    tokens each has got so far (-1 before it was added), and the time since the first was added."""
+
+    answers: tuple[Answer, ...]
+    steps: tuple[tuple[int, ...], ...]
+    seconds: tuple[float, ...]
+
+    def until_first_token(self, which: int) -> tuple[tuple[int, ...], ...]:
+        """The steps in which this prompt had been added and had no token yet."""
+        return tuple(step for step in self.steps if step[which] == 0)
 
 
 class EngineError(Exception):
@@ -199,6 +217,13 @@ class Engine:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def kill(self) -> None:
+        """End the engine and everything that it started as ``kill -9`` does. A call that waits for an answer
+        in another thread fails then; :meth:`close` is still to be called."""
+        assert self._process is not None, "the engine is not open"
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
@@ -253,6 +278,27 @@ class Engine:
             steps=steps,
         )
         return int(value["interrupted"]), [_answer(answer) for answer in value["answers"]]
+
+    def trace(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: Sequence[int],
+        after: Sequence[int] | None = None,
+    ) -> Trace:
+        """Serve prompts together and record who got tokens when. Each is added once the first has
+        ``after`` tokens (0 unless given)."""
+        value = self.call(
+            "trace",
+            prompts=[_prompt(prompt, None) for prompt in prompts],
+            options=[_options(most, 5, None) for most in max_tokens],
+            after=list(after or [0] * len(prompts)),
+        )
+        return Trace(
+            answers=tuple(_answer(answer) for answer in value["answers"]),
+            steps=tuple(tuple(step) for step in value["steps"]),
+            seconds=tuple(value["seconds"]),
+        )
 
     def reset(self) -> dict[str, float]:
         """Wait for saves, drop vLLM's own prefix cache, return kvferry's counters."""

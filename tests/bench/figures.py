@@ -63,6 +63,45 @@ def _copy(direction: str, page: str, target: float) -> Figure:
     )
 
 
+def _disk(name: str, *path: str, unit: str = "", at_least: float = 0.0, at_most: float = 0.0) -> Figure:
+    goal = Goal.AT_LEAST if at_least else Goal.AT_MOST if at_most else Goal.NONE
+    return Figure(bench="disk", name=name, path=path, unit=unit, goal=goal, target=at_least or at_most)
+
+
+DISK: Sequence[Figure] = (
+    _disk("read of 8 MiB chunks", "8 MiB", "read", "kvferry GB/s", unit="GB/s"),
+    _disk("the same, to fio with 32 under way", "8 MiB", "read", "to fio", at_least=0.9),
+    _disk("durable write of 8 MiB chunks", "8 MiB", "write", "kvferry GB/s", unit="GB/s"),
+    _disk(
+        "the same, to fio with one flush at the end",
+        *("8 MiB", "write", "to fio, one flush at the end"),
+        at_least=0.8,
+    ),
+    _disk("the same, to fio with a flush every 32", "8 MiB", "write", "to fio, a flush every 32"),
+    _disk("read of 1 MiB chunks, 8 under way, to fio", "1 MiB", "read", "to fio", at_least=0.8),
+    _disk(
+        "durable write of 1 MiB chunks, 8 under way, to fio with a flush every 8",
+        *("1 MiB", "write", "to fio, a flush every 8"),
+        at_least=0.8,
+    ),
+    _disk(
+        "the same, to fio with one flush at the end",
+        *("1 MiB", "write", "to fio, one flush at the end"),
+    ),
+    _disk("checksum of 8 MiB, to reading it", "checksum", "to read, 8 MiB", at_most=0.1),
+    _disk("checksum of 8 MiB, to writing it", "checksum", "to write, 8 MiB", at_most=0.1),
+    *(
+        _disk(
+            f"{mode} {direction} of 8 MiB chunks, to LMCache", "lmcache", mode, direction, "ratio", at_least=1
+        )
+        for mode in ("direct", "buffered")
+        for direction in ("write", "read")
+    ),
+    _disk("memory per chunk: scheduler and rank", "restart", "bytes_per_chunk", unit="bytes", at_most=400.0),
+    _disk("restart with 100,000 chunks, to the last header", "restart", "seconds", unit="s", at_most=2.0),
+    _disk("taking them into the scheduler's index beside it", "restart", "index_seconds", unit="s"),
+)
+
 FIGURES: Sequence[Figure] = (
     _copy("gather", "64 KiB", 0.9),
     _copy("scatter", "64 KiB", 0.9),
@@ -153,6 +192,7 @@ FIGURES: Sequence[Figure] = (
         goal=Goal.AT_MOST,
         target=0.0,
     ),
+    *DISK,
     Figure(bench="ttft", name="cold, 4,001 tokens", path=("median_ms", "cold"), unit="ms"),
     Figure(bench="ttft", name="vLLM's own prefix hit of 3,968", path=("median_ms", "own"), unit="ms"),
     Figure(bench="ttft", name="kvferry hit of 3,968", path=("median_ms", "kvferry"), unit="ms"),
@@ -181,4 +221,36 @@ FIGURES: Sequence[Figure] = (
     ),
     Figure(bench="throughput", name="connector started first", path=("median_ratio_started_first",)),
     Figure(bench="throughput", name="connector started second", path=("median_ratio_started_second",)),
+    Figure(
+        bench="ssd_engine",
+        name="hit of 3,968 from the CPU tier",
+        path=("first_token", "median_ms", "cpu"),
+        unit="ms",
+    ),
+    Figure(
+        bench="ssd_engine",
+        name="the same hit from the SSD",
+        path=("first_token", "median_ms", "ssd"),
+        unit="ms",
+    ),
+    Figure(
+        bench="ssd_engine",
+        name="reading its bytes with fio",
+        path=("first_token", "median_ms", "raw"),
+        unit="ms",
+    ),
+    Figure(
+        bench="ssd_engine",
+        name="from the SSD, to the CPU tier and the bytes at 0.8 of fio",
+        path=("first_token", "ssd_to_allowed"),
+        goal=Goal.AT_MOST,
+        target=1.0,
+    ),
+    Figure(
+        bench="ssd_engine",
+        name="decoding beside a load from the SSD, to without",
+        path=("decoding", "while_loading_to_without"),
+        goal=Goal.AT_LEAST,
+        target=0.95,
+    ),
 )

@@ -37,6 +37,8 @@ class Served:
     """What vLLM's own prefix cache supplied in the run that is compared with."""
     same: bool
     cold: Answer = field(repr=False)
+    reference: Answer = field(repr=False)
+    """With what vLLM's own prefix cache supplied."""
 
 
 @frozen(kw_only=True)
@@ -59,7 +61,7 @@ class Pass:
 
 def large_tier(engine: Engine, prompts: Iterable[Prompt], repetitions: int, step: Step) -> Pass:
     """Every prompt cold, then with kvferry and with vLLM's own prefix cache in turn."""
-    _warm_up(engine)
+    warm_up(engine)
     rows = [_serve(engine, prompt, repetitions, step) for prompt in prompts]
     return Pass(rows=tuple(rows), counters=engine.reset())
 
@@ -92,8 +94,8 @@ def _serve(engine: Engine, prompt: Prompt, repetitions: int, step: Step) -> Serv
     return Served(
         prompt=prompt,
         cold_seconds=cold.first_token_seconds,
-        kvferry_seconds=_median(ours),
-        limit_seconds=_median(limits[1:]),
+        kvferry_seconds=median(ours),
+        limit_seconds=median(limits[1:]),
         hit_tokens=int(hits[0]),
         cached_tokens=ours[0].cached_tokens,
         limit_tokens=reference.cached_tokens,
@@ -101,6 +103,7 @@ def _serve(engine: Engine, prompt: Prompt, repetitions: int, step: Step) -> Serv
         and len(counts) == 1
         and set(hits) == {reference.cached_tokens},
         cold=cold,
+        reference=reference,
     )
 
 
@@ -108,7 +111,7 @@ def small_tier(
     engine: Engine, prompts: Sequence[Prompt], step: Step
 ) -> tuple[tuple[ServedSmall, ...], dict[str, float]]:
     """Every prompt cold into a tier that cannot hold them all, then again, the last one first."""
-    _warm_up(engine)
+    warm_up(engine)
     cold: list[Answer] = []
     for prompt in prompts:
         engine.reset()
@@ -116,16 +119,21 @@ def small_tier(
         step("cold")
     rows = []
     for prompt, computed in reversed(list(zip(prompts, cold, strict=True))):
-        rows.append(_serve_small(engine, prompt, computed))
+        rows.append(serve_partly(engine, prompt, computed))
         step("again")
     return tuple(reversed(rows)), engine.reset()
 
 
-def _serve_small(engine: Engine, prompt: Prompt, computed: Answer) -> ServedSmall:
+def serve_partly(engine: Engine, prompt: Prompt, computed: Answer | None = None) -> ServedSmall:
+    """Serve a prompt of which some of the beginning may be left. ``computed`` is its answer from a cold
+    run, which is made here otherwise, if it is needed."""
     engine.reset()
     ours = engine.serve(prompt.tokens)
     hit = ours.cached_tokens
     if hit == 0:
+        if computed is None:
+            engine.reset()
+            computed = engine.serve(prompt.tokens, UNUSED)
         # The whole prompt was computed in one step from nothing, as in the cold run.
         return ServedSmall(prompt=prompt, cached_tokens=0, limit_tokens=0, same=ours.same_as(computed))
     # Only a part of the prompt may have been left. To make vLLM's own prefix cache supply exactly that
@@ -143,12 +151,13 @@ def _serve_small(engine: Engine, prompt: Prompt, computed: Answer) -> ServedSmal
     )
 
 
-def _warm_up(engine: Engine) -> None:
+def warm_up(engine: Engine) -> None:
     """First steps of an engine prepare its kernels; nobody should pay for them in a figure."""
     for length in (300, 4000):
         engine.serve([5] * length, UNUSED)
         engine.serve([5] * length, UNUSED)
 
 
-def _median(answers: Iterable[Answer]) -> float:
+def median(answers: Iterable[Answer]) -> float:
+    """Seconds to the first token."""
     return statistics.median(answer.first_token_seconds for answer in answers)

@@ -35,9 +35,9 @@ def show_table(
             str(len(row.prompt.tokens)),
             str(row.hit_tokens),
             str(row.cached_tokens),
-            _milliseconds(row.cold_seconds),
-            _milliseconds(row.kvferry_seconds),
-            _milliseconds(row.limit_seconds),
+            milliseconds(row.cold_seconds),
+            milliseconds(row.kvferry_seconds),
+            milliseconds(row.limit_seconds),
             str(lost.cached_tokens),
             "[green]yes[/]" if row.same and checked.same and lost.same else "[bold red]NO[/]",
         )
@@ -112,5 +112,6 @@ def failures(
     return found
 
 
-def _milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
+    """For the table."""
     return f"{seconds * 1000:,.0f}"
