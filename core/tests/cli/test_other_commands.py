@@ -126,6 +126,45 @@ def test_doctor_shows_facts_with_origins_and_plugins(shell: CommandLine) -> None
     assert shown["host.huge_pages_shmem"][0] == "advise"
     assert "backend_tape  ready" in ran.out
     assert "tiers.cpu" not in ran.out
+    assert "Plugins may know more facts" not in ran.out
+
+
+def test_doctor_says_how_to_ask_plugins_that_nobody_listed(shell: CommandLine) -> None:
+    assert shell.run("doctor").out.endswith(
+        "Plugins may know more facts: 'kvferry doctor --config FILE' asks those that FILE lists.\n"
+    )
+
+
+DISKS = """
+    from kvferry.api import Fact, FactKind, FactSource, FactSpec, Manifest, hookimpl
+
+    MANIFEST = Manifest(name="disks", api=">=1.0,<2", rule_prefix="DISKS")
+    SPEC = FactSpec(path="disks.names", kind=FactKind.TEXTS, meaning="disks", source=FactSource.HOST)
+
+    @hookimpl
+    def kvferry_fact_specs():
+        return [SPEC]
+
+    @hookimpl
+    def kvferry_facts(env):
+        return [Fact(path="disks.names", value=("large", "slow #2", "old"), origin="probe disks")]
+"""
+
+
+def test_a_list_takes_one_line_for_each_item(shell: CommandLine) -> None:
+    shell.install("acme-disks", "disks", "zoo_disks", DISKS)
+    file = shell.write("plugins: [disks]\n")
+    lines = shell.run("doctor", "--config", file).out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("disks.names"))
+    assert [line.split("  ", 1)[-1].strip().split("  ")[0] for line in lines[at : at + 3]] == [
+        "large",
+        "slow #2",
+        "old",
+    ]
+    written = shell.run("doctor", "--config", file, "--format", "facts").out
+    assert '  # disks\n  - "large"\n  - "slow #2"\n  - "old"\n' in written
+    read = shell.run("check", "--facts", shell.write(written, "there.yaml"), file, "--format", "json").json
+    assert read["facts_file"]["faults"] == read["facts_file"]["warnings"] == []
 
 
 def test_doctor_as_json_and_with_a_broken_plugin(shell: CommandLine) -> None:

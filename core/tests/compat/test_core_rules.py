@@ -174,6 +174,7 @@ def test_tiers_by_key_behind_memory_are_clean_and_leave_nothing_open(
         ({"tiers.far.capacity": 8 * GIB - 1}, {"CORE007"}),
         ({"tiers.far.capacity": 1 * GIB, "tiers.far.store": "write_on_evict"}, set()),
         ({"tiers.cpu.place.idle_keys": ("store",)}, {"CORE008"}),
+        ({"tiers.far.place.idle_keys": ("max_pinned",)}, {"CORE013"}),
         ({"tiers.far.in_flight": 2 * GIB}, set()),
         ({"tiers.far.in_flight": 2 * GIB + 1}, {"CORE009"}),
         ({"tiers.far.in_flight": 4 << 20}, set()),

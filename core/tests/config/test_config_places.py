@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from kvferry.api import BackendSpec, Fact
 from kvferry.compat.keys import core_keys
 from kvferry.config import Config, ConfigSources, StoreWhen, read_core
-from kvferry.config.places import LOWER_TIER_KEYS
+from kvferry.config.places import FIRST_TIER_KEYS, LOWER_TIER_KEYS
 
-WORDS: dict[str, str | int] = {
+WORDS: dict[str, str | float] = {
     "store": "write_on_evict",
     "in_flight": "1GiB",
     "load_deadline": "1s",
     "store_deadline": "1min",
     "min_load_tokens": 512,
     "retry_after": "5s",
+    "max_pinned": 0.25,
 }
 
 
@@ -67,7 +68,7 @@ def test_the_first_of_the_file_is_the_first_whatever_the_names(
     assert list(config.tiers) == list(tiers)
     assert places(facts, "front") == {name: name == first for name in tiers}
     assert {name: set(keys) for name, keys in places(facts, "idle_keys").items()} == {
-        name: set(tiers[first]) if name == first else set() for name in tiers
+        name: set(tiers[name]) & set(LOWER_TIER_KEYS if name == first else FIRST_TIER_KEYS) for name in tiers
     }
 
 
@@ -111,6 +112,7 @@ def test_without_tiers_there_is_no_place(tmp_path: Path) -> None:
         assert not places(dict(load(text, tmp_path).facts()), "front")
 
 
-def test_a_key_of_lower_tiers_says_so() -> None:
-    said = [key.path for key in core_keys() if key.doc.startswith("lower tier: ")]
-    assert said == [f"tiers.*.{key}" for key in LOWER_TIER_KEYS]
+@pytest.mark.parametrize(("word", "keys"), [("lower", LOWER_TIER_KEYS), ("first", FIRST_TIER_KEYS)])
+def test_a_key_that_is_not_for_every_tier_says_so(word: str, keys: tuple[str, ...]) -> None:
+    said = [key.path for key in core_keys() if key.doc.startswith(f"{word} tier: ")]
+    assert said == [f"tiers.*.{key}" for key in keys]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -203,7 +204,7 @@ def test_what_lies_in_place_of_the_folder_is_named_and_left_alone(tmp_path: Path
     assert caught.value.kind is ErrorKind.IO
     assert caught.value.where == str(place)
     assert "ENOTDIR" in caught.value.why
-    assert "remove what stands there" in caught.value.remedy
+    assert "choose a path that is a folder" in caught.value.remedy
     assert list(tmp_path.iterdir()) == [place]
 
 
@@ -321,7 +322,7 @@ def test_the_log_says_where_a_tier_lies_and_how_it_is_reached(
     bench = workbench(tmp_path, io=io_path, direct=direct)
     with caplog.at_level(logging.INFO):
         driver = bench.open()
-        cache = cache if driver.backend.direct else "through"
+        cache = cache if driver.backend.direct else "through"  # type: ignore[attr-defined]
         bench.close_all()
     (told,) = caplog.messages
     assert f" in {tmp_path}/" in told

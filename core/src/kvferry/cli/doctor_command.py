@@ -20,6 +20,8 @@ from kvferry.runtime.catalogue import catalogue_of
 from kvferry.runtime.examination import fault_json, fault_text
 from kvferry.runtime.startup import examine
 
+_MORE_FACTS = "Plugins may know more facts"
+
 
 class DoctorCommand:
     """Shows what kvferry finds on this machine, and where it looked."""
@@ -48,12 +50,12 @@ class DoctorCommand:
         )
         host_facts = [fact for path, fact in sorted(found.facts.items()) if _about_host(path, found.facts)]
         copies, why = _copies(found.facts)
+        unlisted = [record.name for record in found.plugins.records if not record.listed]
+        unlisted = [name for name in unlisted if name != BUILTIN_NAME]
         if arguments.format == "facts":
             print(description_text(found.facts, catalogue_of([found.plugins])), end="")
-            unlisted = [record.name for record in found.plugins.records if not record.listed]
-            unlisted = [name for name in unlisted if name != BUILTIN_NAME]
             if unlisted:
-                print(f"\n# Plugins may know more facts, and not listed are: {', '.join(unlisted)}.")
+                print(f"\n# {_MORE_FACTS}, and not listed are: {', '.join(unlisted)}.")
                 print("# 'kvferry doctor --config FILE --format facts' adds those of the plugins in FILE.")
             for fault in (*found.config_faults, *found.plugin_faults):
                 print(wrapped(fault_text("error", fault), self._host.columns), file=sys.stderr)
@@ -77,10 +79,12 @@ class DoctorCommand:
                 f"kvferry {__version__}, plugin API {API_VERSION}",
                 f"copies are made by {copies}: {why}",
                 "",
-                *table([("FACT", "VALUE", "ORIGIN"), *map(_fact_row, host_facts)]),
+                *table([("FACT", "VALUE", "ORIGIN"), *(row for fact in host_facts for row in _rows(fact))]),
                 "",
                 plugins_text(found.plugins.records),
             ]
+            if unlisted:
+                lines.append(f"{_MORE_FACTS}: 'kvferry doctor --config FILE' asks those that FILE lists.")
             for label, faults in (
                 ("error[config]", found.config_faults),
                 ("error[plugin]", found.plugin_faults),
@@ -104,8 +108,12 @@ def _copies(facts: Facts) -> tuple[str, str]:
     return name, str(why.value) if why is not None else "nothing is known of native code"
 
 
-def _fact_row(fact: Fact) -> tuple[str, str, str]:
+def _rows(fact: Fact) -> list[tuple[str, str, str]]:
+    """One row, or one for each text of a list."""
     shown = str(fact.value)
     if fact.path.endswith("_bytes") and isinstance(fact.value, int):
         shown = f"{fact.value} ({size_text(fact.value)})"
-    return fact.path, shown, fact.origin
+    if not isinstance(fact.value, tuple) or not fact.value:
+        return [(fact.path, shown, fact.origin)]
+    first, *others = fact.value
+    return [(fact.path, str(first), fact.origin), *(("", str(other), "") for other in others)]

@@ -60,7 +60,7 @@ _PLACES = (
     (
         "tiers.*.place.idle_keys",
         FactKind.TEXTS,
-        "keys that were set on the first tier and are about lower ones only",
+        "keys that were set and do nothing there: on the first tier those of lower ones, on others its own",
     ),
 )
 _AT_LEAST_ONE = frozenset(

@@ -66,14 +66,15 @@ def description_text(facts: Facts, catalogue: FactCatalogue) -> str:
     host = [entry.spec for entry in catalogue.entries if entry.spec.source is FactSource.HOST]
     unknown = [spec for spec in host if spec.path not in facts]
     known = [
-        (path, _written(facts[path].value, entry.spec.kind), entry.spec.meaning)
+        (_lines(path, facts[path].value, entry.spec.kind), entry.spec.meaning)
         for path in sorted(facts)
         if (entry := catalogue.find(path)) is not None and entry.spec.source is FactSource.HOST
     ]
     engine = [entry.spec for entry in catalogue.entries if entry.spec.source is FactSource.ENGINE]
-    width = max((len(f"{path}: {value}") for path, value, _ in known), default=0)
+    width = max((len(first) for (first, *_), _ in known), default=0)
     lines = ["# What 'kvferry doctor --format facts' found; for 'kvferry check --facts' on another machine."]
-    lines += [f"{f'{path}: {value}':<{width}}  # {meaning}" for path, value, meaning in known]
+    for (first, *items), meaning in known:
+        lines += [f"{first:<{width}}  # {meaning}", *items]
     if unknown:
         lines += ["", "# Not found here. What it is there may be added:", *_remarks(unknown)]
     if engine:
@@ -84,6 +85,13 @@ def description_text(facts: Facts, catalogue: FactCatalogue) -> str:
 def _remarks(specs: Iterable[FactSpec]) -> Iterator[str]:
     for spec in specs:
         yield f"# {spec.path}: {spec.sample or _SAMPLES[spec.kind]}  # {spec.meaning}"
+
+
+def _lines(path: str, value: object, kind: FactKind) -> list[str]:
+    """A fact as YAML: one line, or one more for each item of a list, which may be long."""
+    if isinstance(value, tuple) and value:
+        return [f"{path}:", *(f"  - {json.dumps(item)}" for item in value)]
+    return [f"{path}: {_written(value, kind)}"]
 
 
 def _written(value: object, kind: FactKind) -> str:

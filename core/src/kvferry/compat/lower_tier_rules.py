@@ -1,4 +1,4 @@
-"""CORE007 to CORE012: what must hold for the tiers below the first, and between them and the first."""
+"""CORE007 to CORE013: what must hold for the tiers below the first, and between them and the first."""
 
 from __future__ import annotations
 
@@ -165,6 +165,25 @@ LOWER_TIER_RULES = (
             Example(facts=_chunks(4 * _MIB, **_takes(None)), passes=True),
             Example(facts=_chunks(4 * _MIB, **_takes(4 * _MIB)), passes=True),
             Example(facts=_chunks(4 * _MIB, **_takes(_MIB)), passes=False),
+        ),
+    ),
+    Rule(
+        id="CORE013",
+        severity=Severity.WARNING,
+        each="tiers",
+        when=IS_LOWER,
+        require=Check(
+            "no key of the first tier is set on another",
+            ("tiers.*.place.idle_keys",),
+            lambda idle: len(idle) == 0,
+        ),
+        requires=("CORE005",),
+        message="these keys are about the first tier and have no effect on others: {tiers.*.place.idle_keys}",
+        fix="remove them here, or set them on the first tier",
+        source="design",
+        examples=(
+            Example(facts=lower_tier(**{"tiers.far.place.idle_keys": ()}), passes=True),
+            Example(facts=lower_tier(**{"tiers.far.place.idle_keys": ("max_pinned",)}), passes=False),
         ),
     ),
 )

@@ -97,8 +97,8 @@ TIER_RULES = (
         ),
         message="the backend {tiers.*.use} does not give plain memory, and the first tier must: all bytes "
         "to and from the engine and the other tiers pass through it",
-        fix="put a tier with an addressable backend in front of it, for example  cpu: {use: cpu, "
-        "capacity: 16GiB}",
+        fix="put a tier in plain memory first (tiers have the order of the file), for example  "
+        "cpu: {use: cpu, capacity: 16GiB}",
         source="design",
         examples=(
             Example(facts=_first(addressable=True), passes=True),

@@ -17,6 +17,9 @@ LOWER_TIER_KEYS = (
 )
 """Keys of a tier that say how chunks travel between it and the first tier. On the first they do nothing."""
 
+FIRST_TIER_KEYS = ("max_pinned",)
+"""Keys about pins, which are the first tier's. On others they do nothing."""
+
 
 def place_facts(tiers: Iterable[str], facts: Mapping[str, Fact]) -> Iterator[Fact]:
     """For each tier, fast to slow: whether it is the first, and which of its keys do nothing there.
@@ -26,7 +29,7 @@ def place_facts(tiers: Iterable[str], facts: Mapping[str, Fact]) -> Iterator[Fac
     for number, tier in enumerate(tiers):
         front = number == 0
         stands = facts[f"tiers.{tier}.use"].origin
-        own = [facts[f"tiers.{tier}.{key}"] for key in LOWER_TIER_KEYS] if front else []
+        own = [facts[f"tiers.{tier}.{key}"] for key in (LOWER_TIER_KEYS if front else FIRST_TIER_KEYS)]
         idle = [fact for fact in own if fact.origin != str(DEFAULT)]
         yield Fact(path=f"tiers.{tier}.place.front", value=front, origin=stands)
         yield Fact(

@@ -114,7 +114,7 @@ class Tier:
     max_pinned: float = field(
         default=0.5,
         validator=share,
-        metadata={"doc": "how much of the tier requests may pin, from 0 (nothing) to 1 (all of it)"},
+        metadata={"doc": "first tier: how much of it requests may pin, from 0 (nothing) to 1 (all of it)"},
     )
     store: StoreWhen = field(
         default=StoreWhen.WRITE_THROUGH,
