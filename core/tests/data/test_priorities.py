@@ -8,7 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.data.affinity import allowed_cores, leave_the_engines_core
+from kvferry.data.priorities import (
+    STEPS_BEHIND,
+    allowed_cores,
+    leave_the_engines_core,
+    stand_behind_the_engine,
+)
 
 CORES = os.sched_getaffinity(0)
 
@@ -49,3 +54,24 @@ def test_a_thread_leaves_the_core_that_it_inherited(bound: int) -> None:
 
 def test_nobody_gets_a_core_that_no_thread_had(bound: int) -> None:
     assert allowed_cores() == CORES
+
+
+def test_a_thread_of_a_lower_tier_and_those_that_it_starts_let_others_go_first() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    found: list[int] = []
+
+    def note() -> None:
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    def serve() -> None:
+        stand_behind_the_engine()
+        note()
+        inner = threading.Thread(target=note)
+        inner.start()
+        inner.join()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert found == [min(19, before + STEPS_BEHIND)] * 2
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before

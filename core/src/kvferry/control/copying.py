@@ -53,8 +53,9 @@ class Copying:
         return bool(self._residency.freed)
 
     def freed(self, digest: bytes) -> bool:
-        """Whether :meth:`take_freed` will tell of the chunk."""
-        return self._residency.freed is not None and digest in self._residency.freed
+        """Whether :meth:`take_freed` will tell of the chunk, perhaps once nobody reads it any more."""
+        residency = self._residency
+        return residency.freed is not None and (digest in residency.freed or digest in residency.parting)
 
     def take_freed(self, limit: int) -> list[bytes]:
         """Up to ``limit`` chunks, in any order, whose slots became free: nobody reads or writes their bytes

@@ -188,9 +188,11 @@ class LowerTier:
         """Chunks for the backlog, once what a worker may be writing or deleting is over."""
         self._lacking = 0
         """Slots that are withheld because the store had no room for so many."""
+        self._more_at = NEVER
+        """When one of them may be tried again."""
         self._failures = 0
         self._retry_at = NEVER
-        self._at_once = False
+        self._renewing = False
         """Whether it is opened again as soon as it is closed."""
         self._clearing = 0
         """Clears under way."""
@@ -210,7 +212,7 @@ class LowerTier:
     @property
     def capacity(self) -> int:
         """Chunks that it is thought to hold."""
-        return self.index.copying.usable
+        return self.index.copying.usable - self._lacking
 
     @property
     def storing(self) -> int:
@@ -223,6 +225,7 @@ class LowerTier:
     def at_rest(self) -> bool:
         """Whether nothing is under way and nothing is left to do before something happens."""
         under_way = self._building or self._stores or self._deletes or self.fetching or self._adopting
+        under_way = under_way or self._renewing or self.health is Health.OPENING
         to_do = self.usable and (self._backlog or self._has_doomed or self._over_quota is not None)
         return not (under_way or to_do or self.orders)
 
@@ -260,7 +263,7 @@ class LowerTier:
 
     def _offer_later(self, digest: bytes) -> None:
         """The chunk, or one before it, may be in the way of its own copy: a former one that goes."""
-        goes = self._leaving or self._has_doomed or self._writing
+        goes = self._leaving or self._has_doomed or self._writing or self.index.copying.going
         if goes and not self.index.copying.holds(digest) and len(self._later) < BACKLOG:
             self._later.append(digest)
 
@@ -402,16 +405,18 @@ class LowerTier:
         self._ended(store)
         full = sum(fault is ItemFault.NO_SPACE for fault in result.faults.values())
         self.counts["stored"] += len(store.chunks) - len(result.faults)
-        self.counts["failed_stores"] += len(result.faults)
+        self.counts["failed_stores"] += len(result.faults) - full
         self.counts["no_space"] += full
         if store.index is self.index:
             self._learn(len(store.chunks), result)
         if store.index is self.index and self.usable:
-            # What others left on the disk may change: when it goes well, try one chunk more.
+            # What others left on the disk may change: now and then, try one chunk more.
             if full:
                 self._lacking += self.index.copying.withhold(full)
-            elif self._lacking and not result.faults:
+                self._more_at = now + self.settings.retry_after
+            elif self._lacking and not result.faults and now >= self._more_at:
                 self._lacking -= 1
+                self._more_at = now + self.settings.retry_after
                 self.index.copying.restore(1)
         self.flush(now)
         return True
@@ -491,14 +496,14 @@ class LowerTier:
             self._note_failure(reason)
             self._retract()
         self.health = Health.PAUSED
-        self._retry_at = now + (0.0 if self._at_once else self.settings.retry_after)
-        self._at_once = False
+        self._renewing = self._renewing and not reason
+        self._retry_at = now + (0.0 if self._renewing else self.settings.retry_after)
 
     def renew(self) -> None:
         """What the store holds is nobody's from now on: have it closed, and opened again at once."""
         self._stale.clear()
         if self.health in (Health.OPEN, Health.OPENING):
-            self._at_once = True
+            self._renewing = True
             self.fail("")
 
     def _note_failure(self, reason: str) -> None:
@@ -558,6 +563,7 @@ class LowerTier:
             if self.index.has_quotas:
                 self._over_quota = self.index.enforce_quotas()
             self.health = Health.OPEN
+            self._renewing = False
             self._retry_at = NEVER
         if self._over_quota is not None:
             if not self._over_quota.advance():
@@ -606,6 +612,7 @@ class LowerTier:
         self._retract()
         self.fetching = 0
         self.orders.clear()
+        self._renewing = False
         self.health = Health.PAUSED
         self._retry_at = NEVER
 
@@ -615,7 +622,7 @@ class LowerTier:
             name=self.name,
             health=self.health.value,
             chunks=self.index.stats().resident,
-            capacity=self.index.stats().capacity,
+            capacity=self.capacity,
             storing=self.storing,
             fetching=self.fetching,
             openings=self.opening,

@@ -61,6 +61,8 @@ class Residency:
         """Digests of chunks that became visible, in order, for whoever copies them elsewhere."""
         self.freed: dict[bytes, None] | None = None
         """Digests of chunks whose slot became free, for whoever keeps their bytes."""
+        self.parting: set[bytes] = set()
+        """Digests of chunks that will be among them once the last lease ends."""
 
     @property
     def retiring(self) -> int:
@@ -247,6 +249,8 @@ class Residency:
                     self._conceal(row)
                     if self.leases.view[row]:
                         self._move(row, State.RETIRING)
+                        if self.freed is not None:
+                            self.parting.add(self.entries.digests.digest(row))
                         kept += 1
                     else:
                         self._free(row)
@@ -424,7 +428,9 @@ class Residency:
         if self.events is not None:
             self.events.forget(row)
         if self.freed is not None:
-            self.freed[self.entries.digests.digest(row)] = None
+            digest = self.entries.digests.digest(row)
+            self.freed[digest] = None
+            self.parting.discard(digest)
         self.entries.discard(row)
 
     def _move(self, row: int, state: State) -> None:

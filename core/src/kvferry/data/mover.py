@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Iterator
 from attrs import define, evolve, field, frozen
 
 from kvferry.api import KVFerryError, Region
-from kvferry.data.affinity import leave_the_engines_core
 from kvferry.data.copy import SpanCopier
 from kvferry.data.engine_side import EngineSide
 from kvferry.data.plans import Direction, Transfer, TransferResult
+from kvferry.data.priorities import leave_the_engines_core
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,13 @@
-"""Where our threads may run."""
+"""Where our threads may run, and before whom."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
+
+STEPS_BEHIND = 15
+"""How many steps of niceness a thread that serves a lower tier stands behind the engine's (nice(2))."""
 
 
 def allowed_cores() -> set[int]:
@@ -25,3 +29,14 @@ def leave_the_engines_core() -> None:
     """
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, allowed_cores())
+
+
+def stand_behind_the_engine() -> None:
+    """Let everybody else go first, as far as there are not enough cores for all.
+
+    For the calling thread and those that it starts, which read, check and write what waits anyhow. A request
+    that waits for an SSD can wait a little longer; without this, every decoding request beside it would.
+    """
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + STEPS_BEHIND)

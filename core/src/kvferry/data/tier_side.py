@@ -27,9 +27,9 @@ from kvferry.api import (
     WriteStatus,
 )
 from kvferry.control.orders import ItemFault
-from kvferry.data.affinity import leave_the_engines_core
 from kvferry.data.engine_side import SlotLayout
 from kvferry.data.meter import Meter, TierStatistics
+from kvferry.data.priorities import leave_the_engines_core, stand_behind_the_engine
 from kvferry.data.wire import (
     Cancel,
     Chunk,
@@ -173,6 +173,7 @@ class TierSide:
 
     def _run(self) -> None:
         leave_the_engines_core()
+        stand_behind_the_engine()
         while not self._stopping.is_set():
             job = self._jobs.get()
             if isinstance(job, OpenTier):
@@ -315,7 +316,8 @@ class TierSide:
 
         def done(faults: dict[int, ItemFault], reason: str) -> None:
             if faults:
-                _log.warning(
+                # The scheduler hears of it, and tells of the tier as a whole.
+                _log.debug(
                     "kvferry: tier %s: %d chunks were not deleted: %s", self._name, len(faults), reason
                 )
             spoilt = False

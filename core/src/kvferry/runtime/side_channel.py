@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kvferry.api import ErrorKind, KVFerryError
-from kvferry.data.affinity import leave_the_engines_core
+from kvferry.data.priorities import leave_the_engines_core
 from kvferry.data.questions import QUESTIONS_VERSION
 from kvferry.data.wire import (
     MAXIMUM_MESSAGE_BYTES,

@@ -64,7 +64,7 @@ class TierLog:
             told = self._of(tier.name)
             if tier.usable and told.opening != tier.opening:
                 self._tell_open(tier, told, now)
-            if tier.counts["failures"] != told.counts["failures"]:
+            elif tier.counts["failures"] != told.counts["failures"]:
                 self._tell_failure(tier, told, now)
             self._tell_counts(tier, told, now, logging.INFO, _BACK_PRESSURE)
             self._tell_counts(tier, told, now, logging.WARNING, _FAULTS)
@@ -72,11 +72,13 @@ class TierLog:
     def _tell_open(self, tier: LowerTier, told: _Told, now: float) -> None:
         found = tier.counts["adopted"] - told.counts["adopted"]
         foreign = tier.counts["foreign"] - told.counts["foreign"]
-        told.counts.update(adopted=found, foreign=foreign)
+        failures = tier.counts["failures"] - told.counts["failures"]
+        told.counts.update(adopted=found, foreign=foreign, failures=failures)
         logger.info(
-            "kvferry: tier %s is open%s after %.1f s: %d chunks were found%s, %d fit",
+            "kvferry: tier %s is open%s%s after %.1f s: %d chunks were found%s, %d fit",
             tier.name,
             " again" if tier.opening > 1 else "",
+            f" after {failures} failures more" if failures else "",
             now - told.asked.get(tier.opening, now),
             found,
             f" and {foreign} of others" if foreign else "",

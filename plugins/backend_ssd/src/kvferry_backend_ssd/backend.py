@@ -40,8 +40,8 @@ from kvferry_backend_ssd.superblock import Superblock
 
 _log = logging.getLogger(__name__)
 
-READ_LANES = 3
-"""While one lane checks what it read, the others keep the disk busy."""
+READ_LANES = 2
+"""While one lane checks what it read, the other keeps the disk busy."""
 
 
 class _State(enum.Enum):

@@ -17,7 +17,7 @@ _REMEDIES = {
     errno.ENOENT: ("bring the folder or its disk back; the tier begins anew where it is empty", Retry.LATER),
     errno.EISDIR: ("remove the folder that lies in place of the file", Retry.AFTER_CHANGE),
     errno.ENOTDIR: (
-        "remove what stands there in place of a folder, or choose another path",
+        "choose a path that is a folder, or remove what stands there in place of one",
         Retry.AFTER_CHANGE,
     ),
     errno.ESTALE: ("bring the folder or its disk back", Retry.LATER),

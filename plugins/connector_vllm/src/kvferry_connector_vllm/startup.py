@@ -29,6 +29,7 @@ from kvferry_connector_vllm.engine import (
     rank_block_bytes,
     unsupported,
 )
+from kvferry_connector_vllm.logs import follow_vllm
 from kvferry_connector_vllm.options import VLLMConnectorOptions
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class Startup:
                 self._facts,
                 connector=SPEC_NAME,
             )
+            modules = [record.module for record in self._prepared.plugins.records if record.listed]
+            follow_vllm({"kvferry", *(module.partition(".")[0] for module in modules if module)})
         return self._prepared
 
     def open_scheduler(self) -> SchedulerRuntime | None:
