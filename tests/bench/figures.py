@@ -248,8 +248,8 @@ FIGURES: Sequence[Figure] = (
     ),
     Figure(
         bench="ssd_engine",
-        name="decoding beside a load from the SSD, to without",
-        path=("decoding", "while_loading_to_without"),
+        name="decode throughput while others load from the SSD, to without",
+        path=("decoding", "throughput_to_without"),
         goal=Goal.AT_LEAST,
         target=0.95,
     ),

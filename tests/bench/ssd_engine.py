@@ -137,6 +137,7 @@ def _decoding(engine: Engine, runtime: Path, rounds: int) -> dict[str, Any]:
     loading: list[float] = []
     quiet: list[float] = []
     ratios: list[float] = []
+    throughputs: list[float] = []
     for _ in range(rounds):
         live(runtime, "clear", "--tier", "cpu")
         engine.reset()
@@ -149,12 +150,16 @@ def _decoding(engine: Engine, runtime: Path, rounds: int) -> dict[str, Any]:
             quiet += before
             if beside:
                 ratios.append(statistics.mean(before) / statistics.mean(beside))
+            throughputs.append(
+                statistics.mean(before) / statistics.mean(_from_this_to_the_next(trace, which))
+            )
     return {
         "requests": BUSY,
         "loaded_mib": LONG_TOKENS * DEMO.kv_bytes_per_token / (1 << 20),
         "loads": len(ratios),
         "steps_per_load": len(loading) / max(1, len(ratios)),
         "step_ms": {"quiet": 1000 * statistics.mean(quiet), "loading": 1000 * statistics.mean(loading)},
+        "throughput_to_without": statistics.median(throughputs),
         "while_loading_to_without": statistics.median(ratios),
         "ratios": ratios,
     }
@@ -169,6 +174,13 @@ def _beside(trace: Trace, which: int) -> Iterator[float]:
     added = trace.steps.index(next(step for step in trace.steps if step[which] >= 0))
     first = trace.steps.index(next(step for step in trace.steps if step[which] > 0))
     yield from _durations(trace)[added:first]
+
+
+def _from_this_to_the_next(trace: Trace, which: int) -> Sequence[float]:
+    """Seconds of the ``EVERY_TOKENS`` steps from the arrival of a prompt on: its way up from the SSD, its own
+    token, and what comes until the next one would."""
+    added = trace.steps.index(next(step for step in trace.steps if step[which] >= 0))
+    return _durations(trace)[added : added + EVERY_TOKENS]
 
 
 def _quiet(trace: Trace, which: int) -> Iterator[float]:
