@@ -178,7 +178,7 @@ FORGOTTEN_RECOVER = RECOVER.replace("def recover", "def recovers")
         pytest.param(
             "test_a_flipped_bit",
             ("if zlib.crc32(value) != checksum:", "if False:"),
-            ["expected MISS or CORRUPT after one bit of the last byte was flipped, of a record of 2008"],
+            ["expected MISS or CORRUPT after one bit of the last byte was flipped, of a record of 2016"],
             id="no-checksum",
         ),
         pytest.param(
