@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import array
-import sys
-import threading
-import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -117,36 +115,11 @@ def test_takes_any_buffer_of_uint64() -> None:
     assert np.array_equal(source, target)
 
 
-def test_other_threads_run_during_a_copy() -> None:
+def test_other_threads_run_during_a_copy(
+    lets_others_run: Callable[[Callable[[], object]], bool],
+) -> None:
     source = np.ones(128 << 20, np.uint8)
     target = np.zeros(128 << 20, np.uint8)
     columns = (words(target.ctypes.data), words(source.ctypes.data), words(len(source)))
-    turns = 0
-    stop = threading.Event()
-
-    def count() -> None:
-        nonlocal turns
-        while not stop.is_set():
-            turns += 1
-            time.sleep(0)
-
-    counter = threading.Thread(target=count)
-    interval = sys.getswitchinterval()
-    counter.start()
-    try:
-        # Python itself now never takes the GIL from the copying thread: only a copy that lets go of
-        # it lets the counter move between the two readings.
-        sys.setswitchinterval(60)
-        moved = False
-        for _ in range(50):
-            before = turns
-            kvferry_native.copy_spans(*columns)
-            moved = turns > before
-            if moved:
-                break
-    finally:
-        sys.setswitchinterval(interval)
-        stop.set()
-        counter.join()
-    assert moved
+    assert lets_others_run(lambda: kvferry_native.copy_spans(*columns))
     assert target.all()

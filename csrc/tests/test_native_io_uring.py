@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from mmap import MAP_ANONYMOUS, MAP_SHARED, mmap
 from pathlib import Path
 
@@ -398,39 +398,17 @@ def test_closing_waits_for_a_run(tmp_path: Path) -> None:
     os.close(fd)
 
 
-def test_other_threads_run_during_a_run(ring: kvferry_native.IoUring, tmp_path: Path) -> None:
+def test_other_threads_run_during_a_run(
+    ring: kvferry_native.IoUring, tmp_path: Path, lets_others_run: Callable[[Callable[[], object]], bool]
+) -> None:
     (tmp_path / "file").write_bytes(bytes(64 << 20))
     fd = os.open(tmp_path / "file", os.O_RDONLY)
     target = pages(64 << 20)
-    turns = 0
-    stop = threading.Event()
-
-    def count() -> None:
-        nonlocal turns
-        while not stop.is_set():
-            turns += 1
-            time.sleep(0)
-
-    counter = threading.Thread(target=count)
-    interval = sys.getswitchinterval()
-    counter.start()
+    columns = words(0), words(target.ctypes.data), words(64 << 20), np.zeros(1, np.int64)
     try:
-        sys.setswitchinterval(60)  # so only who lets go of the GIL lets the counter move
-        moved = False
-        for _ in range(50):
-            before = turns
-            ring.run(
-                False, fd, words(0), words(target.ctypes.data), words(64 << 20), np.zeros(1, np.int64), 1
-            )
-            moved = turns > before
-            if moved:
-                break
+        assert lets_others_run(lambda: ring.run(False, fd, *columns, 1))
     finally:
-        sys.setswitchinterval(interval)
-        stop.set()
-        counter.join()
         os.close(fd)
-    assert moved
 
 
 def tasks_and_files() -> tuple[int, int]:

@@ -13,22 +13,31 @@ from tests.demo.passes import Pass, Served, ServedSmall
 from tests.demo.prompts import BLOCK_TOKENS
 
 
+def prompt_table(title: str, caption: str, numbers: Sequence[str]) -> Table:
+    """A table with a row per prompt: its note, ``numbers``, and whether the answer was the same."""
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("prompt", no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("same\nanswer", justify="center", no_wrap=True)
+    return table
+
+
+def yes_or_no(same: bool) -> str:
+    """The last cell of a row."""
+    return "[green]yes[/]" if same else "[bold red]NO[/]"
+
+
 def show_table(
     console: Console, timed: Sequence[Served], verified: Sequence[Served], small: Sequence[ServedSmall]
 ) -> None:
     """One row per prompt."""
-    table = Table(
-        title="Time to first token, cold and with a restored KV cache",
-        caption="limit: vLLM's own prefix cache supplies exactly the same tokens\n"
+    table = prompt_table(
+        "Time to first token, cold and with a restored KV cache",
+        "limit: vLLM's own prefix cache supplies exactly the same tokens\n"
         "small: hit tokens when the tier holds a third of the bytes",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
+        ("tokens", "hit,\nours", "hit,\nvLLM", "cold\nms", "kvferry\nms", "limit\nms", "small"),
     )
-    table.add_column("prompt", no_wrap=True)
-    for heading in ("tokens", "hit,\nours", "hit,\nvLLM", "cold\nms", "kvferry\nms", "limit\nms", "small"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("same\nanswer", justify="center", no_wrap=True)
     for row, checked, lost in zip(timed, verified, small, strict=True):
         table.add_row(
             row.prompt.note,
@@ -39,7 +48,7 @@ def show_table(
             milliseconds(row.kvferry_seconds),
             milliseconds(row.limit_seconds),
             str(lost.cached_tokens),
-            "[green]yes[/]" if row.same and checked.same and lost.same else "[bold red]NO[/]",
+            yes_or_no(row.same and checked.same and lost.same),
         )
     console.print(table)
 

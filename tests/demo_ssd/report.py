@@ -5,13 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from tests.demo.passes import Pass, Served, ServedSmall
 from tests.demo.prompts import BLOCK_TOKENS
-from tests.demo.report import milliseconds
+from tests.demo.report import milliseconds, prompt_table, yes_or_no
 from tests.demo_ssd.passes import AfterKill, Restarted, Risen
 
 COUNTED = 1000
@@ -31,20 +29,14 @@ def show_table(
     console: Console, filled: Sequence[Served], restarted: Sequence[Risen], after: Sequence[ServedSmall]
 ) -> None:
     """One row per prompt."""
-    table = Table(
-        title="Time to first token, cold and with a KV cache from an SSD",
-        caption="SSD: stored by an engine that was stopped, served by the next\n"
+    table = prompt_table(
+        "Time to first token, cold and with a KV cache from an SSD",
+        "SSD: stored by an engine that was stopped, served by the next\n"
         "CPU: the same hit from the CPU tier\n"
         "limit: vLLM's own prefix cache supplies exactly the same tokens\n"
         "killed: hit tokens after kill -9 and one more start",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
+        ("tokens", "hit\nSSD", "cold\nms", "SSD\nms", "CPU\nms", "limit\nms", "killed"),
     )
-    table.add_column("prompt", no_wrap=True)
-    for heading in ("tokens", "hit\nSSD", "cold\nms", "SSD\nms", "CPU\nms", "limit\nms", "killed"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("same\nanswer", justify="center", no_wrap=True)
     for stored, risen, last in zip(filled, restarted, after, strict=True):
         table.add_row(
             stored.prompt.note,
@@ -55,7 +47,7 @@ def show_table(
             milliseconds(risen.cpu_seconds),
             milliseconds(risen.limit_seconds),
             str(last.cached_tokens),
-            "[green]yes[/]" if stored.same and risen.same and last.same else "[bold red]NO[/]",
+            yes_or_no(stored.same and risen.same and last.same),
         )
     console.print(table)
 

@@ -309,8 +309,8 @@ MUTANTS = (
     Mutant(
         "copies down that failed are found",
         "control/lower.py",
-        "good = [item for item, place in places.items() if place not in result.faults]",
-        "good = list(places)",
+        "store.complete_one(result.faults)",
+        "store.complete_one({})",
     ),
     Mutant(
         "copies down end without an end of their leases",
@@ -363,8 +363,8 @@ MUTANTS = (
     Mutant(
         "chunks that did not rise are found",
         "control/rises.py",
-        "good = [item for item, place in places.items() if place not in result.faults]",
-        "good = list(places)",
+        "fetch.complete_one(result.faults)",
+        "fetch.complete_one({})",
     ),
     Mutant(
         "more is fetched at once than may be",

@@ -30,7 +30,7 @@ from kvferry.control.orders import (
     StoreOrder,
 )
 from kvferry.control.outcomes import ChunkFacts, ChunkWrite, WriteOutcome
-from kvferry.control.rises import Rises
+from kvferry.control.rises import Rises, Wanted
 
 CHUNK = 3
 FIRST = 8
@@ -229,7 +229,15 @@ class HierarchyMachine(RuleBasedStateMachine):
             self.first.release(match.lease)
         self.tiers.touch(keys[: match.tokens // CHUNK])
         seek = self.tiers.seek(
-            request, salt, keys, tail_keys, limit_tokens=limit, held_tokens=match.tokens, local_tokens=0
+            Wanted(
+                request=request,
+                salt=salt,
+                keys=keys,
+                tail_keys=tail_keys,
+                limit_tokens=limit,
+                held_tokens=match.tokens,
+                local_tokens=0,
+            )
         )
         while seek.advance(self.now):
             if work:

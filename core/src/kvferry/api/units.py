@@ -48,6 +48,11 @@ _TIME_UNITS: Mapping[str, Decimal] = {
 _QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,40})?) *([A-Za-z]*)")
 
 
+def round_up(number: int, unit: int) -> int:
+    """The least multiple of ``unit`` that is not below ``number``."""
+    return -(-number // unit) * unit
+
+
 def parse_size(text: str) -> ByteSize:
     """Bytes meant by ``text``. Raises ``ValueError`` with a sentence fit for the user."""
     amount = _parse(text, _SIZE_UNITS, "a size")

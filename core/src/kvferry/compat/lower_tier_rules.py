@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvferry.api import Check, Example, Known, Rule, Severity
+from kvferry.api.units import round_up
 from kvferry.compat.tier_rules import IS_FIRST, IS_LOWER, SUPPORTED_ENGINE, WITH_ENGINE, lower_tier
 
 IN_FLIGHT_SHARE = 0.25
@@ -20,7 +21,7 @@ _WITH_CHUNKS = (Known(_CHUNK) | WITH_ENGINE) & SUPPORTED_ENGINE & IS_LOWER
 
 def least_slot_bytes(chunk: int) -> int:
     """What one chunk takes at the least in a lower tier: whole pages, and one for its header."""
-    return -(-chunk // _PAGE) * _PAGE + _PAGE
+    return round_up(chunk, _PAGE) + _PAGE
 
 
 def _sizes(front: int, lower: int, store: str = "write_through") -> Mapping[str, object]:

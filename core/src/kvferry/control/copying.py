@@ -76,6 +76,11 @@ class Copying:
         return self._residency.tier.pool.usable
 
     @property
+    def resident(self) -> int:
+        """Chunks that can be found."""
+        return self._residency.count[State.VISIBLE]
+
+    @property
     def going(self) -> int:
         """Chunks that cannot be found any more, and whose slots somebody still reads or writes."""
         count = self._residency.count

@@ -8,9 +8,8 @@ from kvferry.config import StoreWhen
 from kvferry.control.deadlines import NEVER
 from kvferry.control.lower import CLIMBED_AT_ONCE, LowerTier, LowerTierReport
 from kvferry.control.manager import CacheManager
-from kvferry.control.matching import TailKeys
 from kvferry.control.orders import Order, OrderResult
-from kvferry.control.rises import Rises, Seek
+from kvferry.control.rises import Rises, Seek, Wanted
 
 LEAST_SPARE = 4
 """Slots that are kept free, where the first tier is not too small, while chunks are copied down as they
@@ -44,31 +43,9 @@ class Hierarchy:
 
     # Loads
 
-    def seek(
-        self,
-        request: str,
-        salt: str,
-        keys: Sequence[bytes],
-        tail_keys: TailKeys,
-        *,
-        limit_tokens: int,
-        held_tokens: int,
-        local_tokens: int,
-    ) -> Seek:
-        """Look below for what the first tier, which holds ``held_tokens``, does not have, and have it
-        brought up. ``local_tokens`` are the engine's own already."""
-        return Seek(
-            self.rises,
-            self.lower,
-            request,
-            salt,
-            keys,
-            tail_keys,
-            limit_tokens=limit_tokens,
-            held_tokens=held_tokens,
-            local_tokens=local_tokens,
-            chunk_tokens=self._chunk_tokens,
-        )
+    def seek(self, wanted: Wanted) -> Seek:
+        """Look below for what the first tier does not have, and have it brought up."""
+        return Seek(self.rises, self.lower, wanted, self._chunk_tokens)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """These chunks of one chain, from its head, were used above; below they were, too."""

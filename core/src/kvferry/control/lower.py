@@ -11,6 +11,7 @@ from attrs import define, evolve, field, frozen
 from kvferry.config import StoreWhen
 from kvferry.control.adoption import Adoption
 from kvferry.control.clearing import QuotaCursor
+from kvferry.control.consignment import Consignment
 from kvferry.control.deadlines import NEVER
 from kvferry.control.manager import CacheManager
 from kvferry.control.orders import (
@@ -22,7 +23,7 @@ from kvferry.control.orders import (
     OrderResult,
     StoreOrder,
 )
-from kvferry.control.outcomes import ChunkFacts, Lent, WriteOutcome
+from kvferry.control.outcomes import ChunkFacts, Lent
 from kvferry.control.stale import Stale
 
 CHUNKS_PER_ORDER = 64
@@ -78,18 +79,10 @@ class LowerTierSettings:
 
 
 @define(eq=False)
-class _Store:
-    """An order to store, being put together or under way.
+class _Store(Consignment):
+    """An order to store. ``leases`` keep the chunks in the first tier."""
 
-    ``leases`` keep the chunks in the first tier; ``reservations`` are those of ``index``, each with the
-    place in the order of every item that was granted.
-    """
-
-    index: CacheManager
     leases: list[int] = field(factory=list)
-    reservations: list[tuple[int, dict[int, int]]] = field(factory=list)
-    chunks: list[ChunkFacts] = field(factory=list)
-    slots: list[int] = field(factory=list)
     leaving: tuple[bytes, ...] = ()
     overdue: float = NEVER
     """When something must be wrong with whoever carries it out."""
@@ -312,17 +305,10 @@ class LowerTier:
             model=head.model,
             ttl=None if end == NEVER else max(0.001, end - now),
         )
-        if answer.id is None:
-            return
-        places = {}
-        for item, (chunk, slot, given) in enumerate(zip(chunks, slots, answer.items, strict=True)):
-            if given.outcome is WriteOutcome.GRANTED:
-                places[item] = len(store.chunks)
-                # With the end that it has here, which a restart must find again.
-                store.chunks.append(evolve(chunk, end=end))
-                store.slots.append(slot)
-                self._writing.add(chunk.digest)
-        store.reservations.append((answer.id, places))
+        # With the end that they have here, which a restart must find again.
+        mortal = [evolve(chunk, end=end) for chunk in chunks] if end != head.end else chunks
+        granted = store.add(answer, zip(mortal, slots, strict=True))
+        self._writing.update(chunk.digest for chunk, _ in granted)
 
     def _make_room(self, chunks: int) -> None:
         """Chunks of other namespaces go before any of our own."""
@@ -393,10 +379,7 @@ class LowerTier:
             return False
         result = self._results[0]
         store = self._stores[result.id]
-        if store.reservations:
-            reservation, places = store.reservations.pop(0)
-            good = [item for item, place in places.items() if place not in result.faults]
-            store.index.complete(reservation, good)
+        if store.complete_one(result.faults):
             return True
         self._results.popleft()
         del self._stores[result.id]
@@ -407,9 +390,9 @@ class LowerTier:
         self.counts["stored"] += len(store.chunks) - len(result.faults)
         self.counts["failed_stores"] += len(result.faults) - full
         self.counts["no_space"] += full
-        if store.index is self.index:
+        if store.into is self.index:
             self._learn(len(store.chunks), result)
-        if store.index is self.index and self.usable:
+        if store.into is self.index and self.usable:
             # What others left on the disk may change: now and then, try one chunk more.
             if full:
                 self._lacking += self.index.copying.withhold(full)
@@ -527,8 +510,7 @@ class LowerTier:
     def _drop_building(self) -> None:
         store, self._building = self._building, None
         if store is not None:
-            for reservation, _ in store.reservations:
-                store.index.abort(reservation)
+            store.abort()
             self._ended(store)
 
     def opened(self, opening: int, found: Adoption) -> None:
@@ -621,7 +603,7 @@ class LowerTier:
         return LowerTierReport(
             name=self.name,
             health=self.health.value,
-            chunks=self.index.stats().resident,
+            chunks=self.index.copying.resident,
             capacity=self.capacity,
             storing=self.storing,
             fetching=self.fetching,

@@ -6,14 +6,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from attrs import define, field
+from attrs import define, field, frozen
 
+from kvferry.control.consignment import Consignment
 from kvferry.control.deadlines import NEVER
 from kvferry.control.lower import LowerTier
 from kvferry.control.manager import CacheManager
 from kvferry.control.matching import MatchCursor, TailKeys
 from kvferry.control.orders import CancelOrder, FetchOrder, OrderResult
-from kvferry.control.outcomes import ChunkFacts, LeaseOutcome, WriteOutcome
+from kvferry.control.outcomes import LeaseOutcome, WriteOutcome
 
 RAISED_AT_ONCE = 4
 """Chunks that are reserved in the first tier under one hold of the lock."""
@@ -36,14 +37,11 @@ class _Segment:
         return self.tier.usable and self.tier.index is self.index
 
 
-@define(eq=False)
-class _Fetch:
-    """An order to fetch, being put together or under way."""
+@define(eq=False, kw_only=True)
+class _Fetch(Consignment):
+    """An order to fetch."""
 
     segment: _Segment
-    chunks: list[ChunkFacts] = field(factory=list)
-    slots: list[int] = field(factory=list)
-    reservations: list[tuple[int, dict[int, int]]] = field(factory=list)
 
 
 @define(eq=False)
@@ -179,10 +177,7 @@ class Rises:
             return False
         rise, result = self._results[0]
         fetch = rise.under_way[result.id]
-        if fetch.reservations:
-            reservation, places = fetch.reservations.pop(0)
-            good = [item for item, place in places.items() if place not in result.faults]
-            self._first.complete(reservation, good)
+        if fetch.complete_one(result.faults):
             return True
         self._results.popleft()
         del rise.under_way[result.id]
@@ -273,22 +268,18 @@ class Rises:
             model=head.model,
             ttl=None if head.end == NEVER else head.end - now,
         )
-        building = rise.building = rise.building or _Fetch(segment)
-        places: dict[int, int] = {}
+        building = rise.building = rise.building or _Fetch(into=self._first, segment=segment)
+        answers = list(zip(alike, answer.items, strict=True))
+        granted = building.add(answer, ((chunk, given.slot) for chunk, given in answers))
+        for _, slot in granted:
+            self._on_granted(slot)
+        segment.tier.fetching += len(granted)
         refused = len(chunks) < count  # something went meanwhile
-        for item, (chunk, given) in enumerate(zip(alike, answer.items, strict=True)):
-            if given.outcome is WriteOutcome.GRANTED:
-                places[item] = len(building.chunks)
-                building.chunks.append(chunk)
-                building.slots.append(given.slot)
-                self._on_granted(given.slot)
-            elif given.outcome is WriteOutcome.BUSY:
+        for chunk, given in answers:
+            if given.outcome is WriteOutcome.BUSY:
                 rise.awaited.add(chunk.digest)
-            elif given.outcome is not WriteOutcome.RESIDENT:
+            elif given.outcome not in (WriteOutcome.GRANTED, WriteOutcome.RESIDENT):
                 refused = True
-        if answer.id is not None:
-            building.reservations.append((answer.id, places))
-            segment.tier.fetching += len(places)
         segment.at += len(alike)
         if refused:
             self._send(rise)
@@ -319,8 +310,7 @@ class Rises:
         fetch, rise.building = rise.building, None
         if fetch is not None:
             fetch.segment.tier.fetching -= len(fetch.chunks)
-            for reservation, _ in fetch.reservations:
-                self._first.abort(reservation)
+            fetch.abort()
 
     def _cancel(self, rise: Rise) -> None:
         if rise.cancelled:
@@ -344,6 +334,21 @@ class Rises:
             index.finish_load(lease)
 
 
+@frozen(kw_only=True)
+class Wanted:
+    """What a request looks for: the prefix of ``keys`` and ``tail_keys``, as in
+    :meth:`CacheManager.match`, up to ``limit_tokens``. The first tier has ``held_tokens`` of it, and
+    ``local_tokens`` are the engine's own already."""
+
+    request: str
+    salt: str
+    keys: Sequence[bytes]
+    tail_keys: TailKeys
+    limit_tokens: int
+    held_tokens: int
+    local_tokens: int
+
+
 class Seek:
     """Looks for a prefix in the lower tiers, slice by slice, and has what is missing above brought up.
 
@@ -351,39 +356,23 @@ class Seek:
     number of the rise to wait for, or 0.
     """
 
-    def __init__(
-        self,
-        rises: Rises,
-        tiers: Sequence[LowerTier],
-        request: str,
-        salt: str,
-        keys: Sequence[bytes],
-        tail_keys: TailKeys,
-        *,
-        limit_tokens: int,
-        held_tokens: int,
-        local_tokens: int,
-        chunk_tokens: int,
-    ) -> None:
+    def __init__(self, rises: Rises, tiers: Sequence[LowerTier], wanted: Wanted, chunk_tokens: int) -> None:
         self.rise = 0
         self.wait_seconds = 0.0
         """How long the slowest tier that has some of it may take."""
         self._rises = rises
         self._tiers = deque(tier for tier in tiers if tier.usable)
-        self._request = request
-        self._salt = salt
-        self._keys = keys
-        self._tail_keys = tail_keys
-        self._limit = limit_tokens
+        self._wanted = wanted
         self._chunk = chunk_tokens
-        self._first_chunk = self._next_chunk = held_tokens // chunk_tokens
-        self._reached = max(held_tokens, local_tokens)
+        self._first_chunk = self._next_chunk = wanted.held_tokens // chunk_tokens
+        self._reached = max(wanted.held_tokens, wanted.local_tokens)
         self._segments: list[_Segment] = []
         self._cursor: MatchCursor | None = None
 
     def advance(self, now: float) -> bool:
-        if self._cursor is None and not self._segments and self._next_chunk < len(self._keys):
-            self.rise = self._rises.join(self._keys[self._next_chunk], self._request)
+        wanted = self._wanted
+        if self._cursor is None and not self._segments and self._next_chunk < len(wanted.keys):
+            self.rise = self._rises.join(wanted.keys[self._next_chunk], wanted.request)
             if self.rise:
                 self.wait_seconds = max((tier.settings.load_deadline for tier in self._tiers), default=0.0)
                 return False
@@ -395,7 +384,7 @@ class Seek:
                 self._tiers.popleft()
                 return True
             self._cursor = tier.index.match_in_slices(
-                f"rise of {self._request}", self._keys, self._tail_keys, self._limit
+                f"rise of {wanted.request}", wanted.keys, wanted.tail_keys, wanted.limit_tokens
             )
             self._index = tier.index
         if self._cursor.advance(now):
@@ -421,8 +410,9 @@ class Seek:
 
     def _finish(self, now: float) -> bool:
         if self._segments:
-            names = self._keys[self._first_chunk : self._segments[-1].stop]
+            wanted = self._wanted
+            names = wanted.keys[self._first_chunk : self._segments[-1].stop]
             self.rise = self._rises.start(
-                self._request, self._salt, self._segments, names, now + self.wait_seconds
+                wanted.request, wanted.salt, self._segments, names, now + self.wait_seconds
             )
         return False

@@ -15,6 +15,7 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from kvferry.api import ErrorKind, KVFerryError, MemoryKind, Region
+from kvferry.api.units import round_up
 from kvferry.data.plans import Direction, Transfer
 
 AddressColumn = NDArray[np.uint64]
@@ -85,14 +86,13 @@ class SlotLayout:
     @property
     def total_bytes(self) -> int:
         """From one slot to the next: all groups, and what the alignment adds."""
-        return -(-sum(self.slot_bytes) // self.alignment) * self.alignment
+        return round_up(sum(self.slot_bytes), self.alignment)
 
     def value_bytes(self, tokens: int, chunk_tokens: int) -> int:
         """Bytes from the start of a slot that hold a chunk of so many tokens."""
         if len(self.block_bytes) > 1 or tokens == chunk_tokens:
             return self.total_bytes  # a tail of several groups lies in pieces
-        used = tokens * self.slot_bytes[0] // chunk_tokens
-        return -(-used // self.alignment) * self.alignment
+        return round_up(tokens * self.slot_bytes[0] // chunk_tokens, self.alignment)
 
     def slots_in(self, length: int) -> int:
         """How many whole slots fit into ``length`` bytes."""

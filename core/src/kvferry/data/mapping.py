@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry.api import ErrorKind, KVFerryError, Region, Retry
+from kvferry.api.units import round_up
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MFD_NOEXEC_SEAL = 8  # Linux 6.3; newer systems may insist on it, older ones refuse it
@@ -69,7 +70,7 @@ def create_region(
     The file ends at a multiple of ``page_bytes``. With ``reserved`` it is made of huge pages an
     administrator set aside. Raises :class:`KVFerryError` of kind CAPACITY when the system refuses.
     """
-    size = -(-length // page_bytes) * page_bytes
+    size = round_up(length, page_bytes)
     try:
         fd = _memory_file(f"kvferry:{name}", reserved)
     except OSError as error:

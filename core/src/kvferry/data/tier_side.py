@@ -7,7 +7,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import define, field
 
@@ -27,7 +27,8 @@ from kvferry.api import (
     WriteStatus,
 )
 from kvferry.control.orders import ItemFault
-from kvferry.data.engine_side import SlotLayout
+from kvferry.data.arena import MemoryFileArena
+from kvferry.data.engine_side import EngineSide
 from kvferry.data.meter import Meter, TierStatistics
 from kvferry.data.priorities import leave_the_engines_core, stand_behind_the_engine
 from kvferry.data.wire import (
@@ -57,26 +58,26 @@ _ERROR_FAULTS = {
 }
 
 
-class TierListener:
+class TierListener(Protocol):
     """What becomes of a tier's orders. Called from any thread; must not block."""
 
     def content(
         self, tier: str, opening: int, chunks: Sequence[Chunk], foreign: Sequence[bytes], last: bool
     ) -> None:
         """A part of what the tier held when it was opened."""
-        raise NotImplementedError
+        ...
 
     def closed(self, tier: str, opening: int, reason: str) -> None:
         """The tier is not open, and nothing of it is under way."""
-        raise NotImplementedError
+        ...
 
     def done(self, order: int, faults: dict[int, ItemFault], reason: str) -> None:
         """An order ended: exactly once each."""
-        raise NotImplementedError
+        ...
 
     def filled(self, slots: Collection[int]) -> None:
         """These slots of the first tier hold chunks that were fetched. Called before :meth:`done`."""
-        raise NotImplementedError
+        ...
 
 
 @define(eq=False)
@@ -97,9 +98,9 @@ class _Opening:
 class TierSide:
     """Carries out what the control plane orders. Decides nothing.
 
-    ``make_backend()`` makes a new, closed backend for every opening; ``make_context`` fills in what core
-    knows of the backend, given the arena. Slots are those of the first tier's arena, cut as ``layout``
-    says.
+    ``make_backend()`` makes a new, closed backend for every opening. ``most`` is the largest value that it
+    claims to take, if it claims a limit. Slots are those of the first tier's arena, cut as ``engine`` says
+    for chunks of ``chunk_tokens``.
 
     Threads: :meth:`take` from one thread, and it does not block; opening, recovering and closing happen on
     a thread of the tier's own. Everything else from any.
@@ -109,17 +110,22 @@ class TierSide:
         self,
         name: str,
         make_backend: Callable[[], Backend],
-        make_context: Callable[[OpenTier, Region], BackendContext],
-        layout: SlotLayout,
+        engine: EngineSide,
         chunk_tokens: int,
+        *,
+        rank: int,
+        world_size: int,
+        most: int | None = None,
     ) -> None:
         self._chunk_tokens = chunk_tokens
         self._name = name
         self._make_backend = make_backend
-        self._make_context = make_context
-        self._layout = layout
-        self._listener: TierListener = TierListener()
-        self._region: Region | None = None
+        self._rank = rank
+        self._world_size = world_size
+        self._most = most
+        self._shard = engine.shard(rank, world_size)
+        self._layout = engine.layout
+        self._started: tuple[Region, TierListener] | None = None
         self._lock = threading.Lock()
         self._opening: _Opening | None = None
         self._written, self._read = Meter(), Meter()
@@ -143,8 +149,7 @@ class TierSide:
 
     def start(self, region: Region, listener: TierListener) -> None:
         """Be ready for orders; nothing is opened yet."""
-        self._region = region
-        self._listener = listener
+        self._started = region, listener
         self._thread = threading.Thread(target=self._run, name=f"kvferry-tier-{self._name}", daemon=True)
         self._thread.start()
 
@@ -185,8 +190,7 @@ class TierSide:
     def _open(self, order: OpenTier) -> None:
         backend = None
         try:
-            assert self._region is not None, "start() was not called"
-            context = self._make_context(order, self._region)
+            context = self._context(order)
             backend = self._make_backend()
             backend.open(context)
             own, foreign = self._recovered(backend, order.namespace, context)
@@ -408,11 +412,36 @@ class TierSide:
 
     # Memory
 
+    @property
+    def _region(self) -> Region:
+        assert self._started is not None, "start() was not called"
+        return self._started[0]
+
+    @property
+    def _listener(self) -> TierListener:
+        assert self._started is not None, "start() was not called"
+        return self._started[1]
+
+    def _context(self, order: OpenTier) -> BackendContext:
+        """What core knows of a backend."""
+        slot_bytes = self._layout.total_bytes
+        return BackendContext(
+            name=self._name,
+            rank=self._rank,
+            make_arena=MemoryFileArena,
+            world_size=self._world_size,
+            instance=order.instance,
+            namespace=order.namespace,
+            shard=self._shard,
+            regions={self._region.name: self._region},
+            max_value_bytes=slot_bytes if self._most is None else min(self._most, slot_bytes),
+            max_header_bytes=order.header_bytes,
+        )
+
     def _bytes_of(self, tokens: int) -> int:
         return self._layout.value_bytes(tokens, self._chunk_tokens)
 
     def _span(self, slot: int, tokens: int) -> Span:
-        assert self._region is not None, "start() was not called"
         return Span(self._region.name, slot * self._layout.total_bytes, self._bytes_of(tokens))
 
     def _header(self, namespace: bytes, chunk: Chunk) -> ChunkHeader:
@@ -478,6 +507,3 @@ def _closed(backend: Backend, order: OpenTier, name: str) -> None:
         backend.close(float("inf"))
     except Exception as error:  # noqa: BLE001 - it was not open
         _log.debug("kvferry: tier %s: %s", name, error)
-
-
-__all__ = ["TierListener", "TierSide"]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
-from kvferry.api import API_VERSION, BackendContext, KVGeometry, Region
+from kvferry.api import API_VERSION, KVGeometry
+from kvferry.api.units import round_up
 from kvferry.config import DEFAULT_INSTANCE, Config, Tier
 from kvferry.control.chain_cache import ChainCache
 from kvferry.control.identity import LoRAIdentity, Namespace
@@ -17,13 +18,12 @@ from kvferry.control.keys import KeyChain
 from kvferry.control.lower import LowerTierSettings
 from kvferry.control.manager import CacheManager
 from kvferry.control.tokens import TokenPacker, pack_tokens
-from kvferry.data.arena import MemoryFileArena
 from kvferry.data.copy import choose_copier
 from kvferry.data.engine_side import EngineGroup, EngineSide
 from kvferry.data.native import find_native
 from kvferry.data.store_side import StoreSide
 from kvferry.data.tier_side import TierSide
-from kvferry.data.wire import WIRE_VERSION, OpenTier
+from kvferry.data.wire import WIRE_VERSION
 from kvferry.plugins import LoadedPlugins
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.admin import TierCard
@@ -153,8 +153,7 @@ def _manager(
 
 def slot_bytes_of(config: Config, engine: EngineDescription) -> int:
     """From one slot of the first tier to the next, on the rank with the most bytes."""
-    bytes_of_chunk, alignment = engine.bytes_of(config.chunk_tokens), alignment_of(config)
-    return -(-bytes_of_chunk // alignment) * alignment
+    return round_up(engine.bytes_of(config.chunk_tokens), alignment_of(config))
 
 
 def alignment_of(config: Config) -> int:
@@ -166,7 +165,7 @@ def header_bytes_of(config: Config, engine: EngineDescription) -> int:
     """Room for the header of a chunk: a digest for each of its beginnings that end at a block, and texts of
     usual length."""
     beginnings = config.chunk_tokens // engine.block_tokens
-    return -(-(HEADER_BYTES + ALIAS_BYTES * beginnings) // PAGE_BYTES) * PAGE_BYTES
+    return round_up(HEADER_BYTES + ALIAS_BYTES * beginnings, PAGE_BYTES)
 
 
 def _lower_setup(
@@ -257,29 +256,14 @@ def _tier_side(
 ) -> TierSide:
     """What carries out orders of one lower tier. A new backend is made for every opening."""
     factory = plugins.factory("backend", tier.use)
-    most = plugins.backend(tier.use).capabilities.max_value_bytes
-
-    def make_context(order: OpenTier, arena: Region) -> BackendContext:
-        slot_bytes = side.layout.total_bytes
-        return BackendContext(
-            name=name,
-            rank=rank,
-            make_arena=MemoryFileArena,
-            world_size=engine.world_size,
-            instance=order.instance,
-            namespace=order.namespace,
-            shard=side.shard(rank, engine.world_size),
-            regions={arena.name: arena},
-            max_value_bytes=slot_bytes if most is None else min(most, slot_bytes),
-            max_header_bytes=order.header_bytes,
-        )
-
     return TierSide(
         name,
         lambda: factory(tier.options, tier.capacity),
-        make_context,
-        side.layout,
+        side,
         config.chunk_tokens,
+        rank=rank,
+        world_size=engine.world_size,
+        most=plugins.backend(tier.use).capabilities.max_value_bytes,
     )
 
 

@@ -16,7 +16,6 @@ from kvferry.control.deadlines import NEVER
 from kvferry.control.hierarchy import Hierarchy
 from kvferry.control.lower import LowerTier, LowerTierReport, LowerTierSettings
 from kvferry.control.manager import CacheManager
-from kvferry.control.matching import TailKeys
 from kvferry.control.orders import (
     CancelOrder,
     CloseOrder,
@@ -29,7 +28,7 @@ from kvferry.control.orders import (
     StoreOrder,
 )
 from kvferry.control.outcomes import ChunkFacts
-from kvferry.control.rises import Rises
+from kvferry.control.rises import Rises, Wanted
 from kvferry.data.wire import (
     Cancel,
     Chunk,
@@ -152,28 +151,10 @@ class LowerTiers:
 
     # For requests
 
-    def seek(
-        self,
-        request: str,
-        salt: str,
-        keys: Sequence[bytes],
-        tail_keys: TailKeys,
-        *,
-        limit_tokens: int,
-        held_tokens: int,
-        local_tokens: int,
-    ) -> tuple[int, float]:
+    def seek(self, wanted: Wanted) -> tuple[int, float]:
         """Look below the first tier; the number of a rise to wait for and how long, or zeros."""
         with self._lock:
-            seek = self.hierarchy.seek(
-                request,
-                salt,
-                keys,
-                tail_keys,
-                limit_tokens=limit_tokens,
-                held_tokens=held_tokens,
-                local_tokens=local_tokens,
-            )
+            seek = self.hierarchy.seek(wanted)
         more = True
         while more:
             with self._lock:

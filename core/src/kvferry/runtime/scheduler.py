@@ -17,6 +17,7 @@ from kvferry.api import KVFerryError
 from kvferry.control.lower import LowerTierReport
 from kvferry.control.manager import CacheManager
 from kvferry.control.outcomes import ChunkWrite, LeaseOutcome, Stats, WriteOutcome
+from kvferry.control.rises import Wanted
 from kvferry.data.plans import StepPlan, Transfer, TransferResult
 from kvferry.data.wire import (
     Bye,
@@ -263,15 +264,16 @@ class SchedulerRuntime:
         if state.matched_tokens <= state.sought_from or (state.wait_until and now >= state.wait_until):
             return False
         state.sought_from = state.matched_tokens
-        state.rise, seconds = self._lower.seek(
-            state.id,
-            state.salt,
-            state.chain.keys,
-            lambda index: state.chain.tail_keys(index, self._grain.block),
+        wanted = Wanted(
+            request=state.id,
+            salt=state.salt,
+            keys=state.chain.keys,
+            tail_keys=lambda index: state.chain.tail_keys(index, self._grain.block),
             limit_tokens=limit,
             held_tokens=state.matched_tokens,
             local_tokens=local_tokens,
         )
+        state.rise, seconds = self._lower.seek(wanted)
         if not state.rise:
             return False
         if not state.wait_until:

@@ -185,6 +185,8 @@ class SideChannelServer:
             self._send(socket, *done)
 
     def _send_orders(self, socket: zmq.Socket[bytes]) -> None:
+        if not self._outgoing:
+            return
         peers = {rank: peer for peer, (rank, _) in self._known.items()}
         while self._outgoing:
             rank, order = self._outgoing.popleft()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from attrs import field, frozen
 
 from kvferry.api import GroupGeometry, KVFerryError, KVGeometry
-from kvferry.api.units import ByteSize
+from kvferry.api.units import ByteSize, round_up
 from kvferry.config import Config
 from kvferry.runtime.engine import PAGE_BYTES, EngineDescription, header_bytes_of
 from kvferry.runtime.grain import GroupShape
@@ -150,7 +150,7 @@ def rank_sizes(geometry: KVGeometry, attention_heads: int, ranks: int, block_tok
             "--chunk-tokens, --block-tokens",
             "kvferry stores whole blocks of the engine",
             "choose a multiple of the engine's block size, such as "
-            f"{-(-geometry.chunk_tokens // block_tokens) * block_tokens}",
+            f"{round_up(geometry.chunk_tokens, block_tokens)}",
         )
     if attention_heads % ranks:
         raise _heads(f"{attention_heads} attention heads", ranks, "an engine gives each rank equally many")
@@ -172,7 +172,7 @@ def slot_sizes(tiers: Sequence[TierSize], sizes: RankSizes) -> SlotSizes:
     """What a chunk takes in tiers that are used together, exactly as an engine's start works it out."""
     below = len(tiers) > 1 or not all(tier.addressable for tier in tiers)
     alignment = PAGE_BYTES if below else 1  # tiers below read and write slots of the first one directly
-    memory = -(-sizes.chunk_bytes // alignment) * alignment
+    memory = round_up(sizes.chunk_bytes, alignment)
     header = header_bytes_of(Config(chunk_tokens=sizes.chunk_tokens), _engine(sizes))
     return SlotSizes(memory=memory, keyed=memory + header)
 

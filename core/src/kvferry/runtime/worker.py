@@ -16,7 +16,7 @@ from kvferry.data.meter import TierStatistics
 from kvferry.data.mover import Mover, MoverStatistics
 from kvferry.data.plans import Direction, StepPlan, Transfer, TransferResult
 from kvferry.data.store_side import SlotStore
-from kvferry.data.tier_side import TierListener, TierSide
+from kvferry.data.tier_side import TierSide
 from kvferry.data.wire import (
     WIRE_VERSION,
     Bye,
@@ -57,7 +57,7 @@ class StepReport:
     """Of the first group; says everything only for an engine with one group and no window."""
 
 
-class WorkerRuntime(TierListener):
+class WorkerRuntime:
     """One rank. The step methods belong to the worker's thread.
 
     ``failures`` counts synchronous loads that failed. From the step in which one failed until the

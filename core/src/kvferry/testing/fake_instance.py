@@ -12,24 +12,20 @@ from attrs import define, field
 
 from kvferry.api import (
     Backend,
-    BackendContext,
     EvictionPolicy,
     GroupGeometry,
     KVGeometry,
     QuotaPolicy,
-    Region,
 )
 from kvferry.control.identity import LoRAIdentity, Namespace
 from kvferry.control.keys import KeyChain
 from kvferry.control.lower import LowerTierSettings
 from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
-from kvferry.data.arena import MemoryFileArena
 from kvferry.data.copy import NumpyCopier, SpanCopier
 from kvferry.data.engine_side import EngineSide
 from kvferry.data.store_side import StoreSide
 from kvferry.data.tier_side import TierSide
-from kvferry.data.wire import OpenTier
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.admin import TierCard
 from kvferry.runtime.grain import Grain, GroupShape
@@ -253,22 +249,15 @@ def _worker(
 
 
 def _tier_side(settings: InstanceSettings, side: EngineSide, rank: int, tier: LowerFake) -> TierSide:
-    def make_context(order: OpenTier, arena: Region) -> BackendContext:
-        return BackendContext(
-            name=tier.name,
-            rank=rank,
-            make_arena=MemoryFileArena,
-            world_size=settings.world_size,
-            instance=order.instance,
-            namespace=order.namespace,
-            shard=side.shard(rank, settings.world_size),
-            regions={arena.name: arena},
-            max_value_bytes=side.layout.total_bytes,
-            max_header_bytes=order.header_bytes,
-        )
-
     chunk_tokens = settings.chunk_blocks * settings.engine.block_tokens
-    return TierSide(tier.name, lambda: tier.make_backend(rank), make_context, side.layout, chunk_tokens)
+    return TierSide(
+        tier.name,
+        lambda: tier.make_backend(rank),
+        side,
+        chunk_tokens,
+        rank=rank,
+        world_size=settings.world_size,
+    )
 
 
 def _lower_setup(settings: InstanceSettings) -> LowerSetup:
