@@ -32,6 +32,9 @@ PROMPT_CHUNKS = 64
 NAMESPACE = bytes(32)
 SECONDS = 300.0
 REGION = "bench"
+ARENA_BYTES = 2 << 30
+"""A tier in memory has gigabytes. The first pages that a process gets are single ones, scattered over the
+machine, with which direct I/O is up to half as fast; the end of a large arena is as most of a tier."""
 
 
 def digest(number: int, tokens: int = CHUNK_TOKENS) -> bytes:
@@ -80,14 +83,15 @@ class SSDTier:
         self.chunk_bytes, self.chunks, self.window = chunk_bytes, chunks, window
         options = SSDOptions(path=str(folder), direct=direct, queue_depth=depth)
         self._backend = SSDBackend(options, capacity_for(chunks, chunk_bytes))
-        self._arena = MemoryFileArena(REGION, chunk_bytes * window)
+        self._arena = MemoryFileArena(REGION, ARENA_BYTES + chunk_bytes * window)
 
     def __enter__(self) -> Self:
         region = self._arena.open()
         self._arena.wait(SECONDS)
-        memory = (ctypes.c_ubyte * region.length).from_address(region.address)
+        used = self.chunk_bytes * self.window
+        memory = (ctypes.c_ubyte * used).from_address(region.address + ARENA_BYTES)
         self._memory = np.frombuffer(memory, np.uint8)
-        self._memory[:] = np.random.default_rng(1).integers(0, 256, region.length, np.uint8)
+        self._memory[:] = np.random.default_rng(1).integers(0, 256, used, np.uint8)
         context = BackendContext(
             name=REGION,
             rank=0,
@@ -179,7 +183,7 @@ class SSDTier:
         return self._backend.read([item], time.monotonic() + SECONDS)
 
     def _span(self, place: int) -> Span:
-        return Span(REGION, place * self.chunk_bytes, self.chunk_bytes)
+        return Span(REGION, ARENA_BYTES + place * self.chunk_bytes, self.chunk_bytes)
 
     def _stamps(self) -> NDArray[np.uint64]:
         """First eight bytes of every place in memory: the number of the chunk that is there."""

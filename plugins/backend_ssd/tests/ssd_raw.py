@@ -15,7 +15,7 @@ TABLE = GROUP * ENTRY
 
 _SLOT_BYTES = struct.Struct("<32xQ")  # in the superblock
 _HEAD_PAGES = struct.Struct("<6xH")
-_SIZE = struct.Struct("<104xQ")
+_SIZE = struct.Struct("<112xQ")
 _MAGIC = b"KVFE"
 
 

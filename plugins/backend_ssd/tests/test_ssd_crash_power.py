@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 
 from kvferry.testing.block_replay import PowerCut
 from kvferry_backend_ssd.block_io import BlockIO, ForwardingIO, Piece, Purpose
-from kvferry_backend_ssd.bounce import Bounce
+from kvferry_backend_ssd.entry import Rows
+from kvferry_backend_ssd.intake import Intake
 from kvferry_backend_ssd.options import IOPath
+from kvferry_backend_ssd.recovery import _Scan
 from plugins.backend_ssd.tests.ssd_crash import SLOT_BYTES, Promises, Rig, Wrap, check, content
 from plugins.backend_ssd.tests.ssd_raw import SUPERBLOCK
 from plugins.backend_ssd.tests.ssd_recording import Images, Recording, Step, judge, promises
@@ -206,39 +208,12 @@ class FlushesLost(ForwardingIO):
         super().flush(fd)
 
 
-class EntriesFirst(ForwardingIO):
-    """Writes values and heads only after the entries that tell of them."""
-
-    def __init__(self, inner: BlockIO) -> None:
-        super().__init__(inner)
-        self._held: list[tuple[Bounce, Piece, Purpose]] = []
-
-    def write(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
-        if purpose in (Purpose.VALUE, Purpose.HEAD):
-            for piece in pieces:
-                memory = Bounce(piece.length)
-                view, address = memory.take(piece.length)
-                view[:] = content(piece.address, piece.length)
-                self._held.append((memory, piece._replace(address=address), purpose))
-            return [piece.length for piece in pieces]
-        done = super().write(fd, pieces, purpose)
-        if purpose is Purpose.TABLE:
-            held, self._held = self._held, []
-            for _, piece, about in held:
-                super().write(fd, [piece], about)
-        return done
-
-
-DATA = {Purpose.VALUE, Purpose.HEAD}
 MISTAKES: dict[str, Wrap] = {
     "no flush at all": lambda io: FlushesLost(io, set(Purpose)),
-    "no flush between data and entries": lambda io: FlushesLost(io, DATA),
     "no flush behind entries": lambda io: FlushesLost(io, {Purpose.TABLE}),
     "no flush behind removals, so that slots are used again too early": lambda io: FlushesLost(
         io, {Purpose.TABLE}, only_removals=True
     ),
-    "no flush behind the first page": lambda io: FlushesLost(io, {Purpose.SUPERBLOCK}),
-    "entries before data": EntriesFirst,
 }
 
 
@@ -246,6 +221,31 @@ MISTAKES: dict[str, Wrap] = {
 def test_a_mistake_in_the_order_is_found(quick_folder: Path, mistake: Wrap) -> None:
     """The same search, with a backend that makes the mistake: it must not pass."""
     recording = Recording(Rig(path=quick_folder / "store", io=IOPath.THREADS, slots=2), mistake)
+    recording.session(REUSE)
+    with pytest.raises(AssertionError):
+        judge(recording, images_of)
+
+
+def _trust_all(scan: _Scan, rows: Rows) -> list[int]:
+    return []
+
+
+def _all_settled(intake: Intake) -> int:
+    return 1 << 40
+
+
+OVERSIGHTS = {
+    "a restart looks at no values": (_Scan, "without_value", _trust_all),
+    "an entry vouches for others that are not durable": (Intake, "settled", _all_settled),
+}
+
+
+@pytest.mark.parametrize(("where", "name", "instead"), OVERSIGHTS.values(), ids=OVERSIGHTS)
+def test_an_oversight_about_what_is_durable_is_found(
+    quick_folder: Path, monkeypatch: pytest.MonkeyPatch, where: type, name: str, instead: object
+) -> None:
+    monkeypatch.setattr(where, name, instead)
+    recording = Recording(Rig(path=quick_folder / "store", io=IOPath.THREADS, slots=2))
     recording.session(REUSE)
     with pytest.raises(AssertionError):
         judge(recording, images_of)

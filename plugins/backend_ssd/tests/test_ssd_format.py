@@ -38,7 +38,8 @@ SLOT_BYTES = st.integers(2, 5000).map(lambda pages: pages * PAGE)
 def entry_of(number: int, header: bytes = b"h" * 300, size: int = 5000, slots: int = 1) -> Entry:
     key = ChunkKey(digest("space"), digest(number))
     pages = head_bytes(len(header)) // PAGE
-    return Entry(number, slots, number + 1, key, size, digest(number)[:16], pages, len(header), header)
+    checksum = digest(number)[:16]
+    return Entry(number, slots, number + 1, number, key, size, checksum, pages, len(header), header)
 
 
 # -- layout ----------------------------------------------------------------------------------------
@@ -76,7 +77,8 @@ def test_an_entry_comes_back_as_it_was(number: int, header: bytes, size: int) ->
     assert whole.all()
     (row,) = rows
     assert row["namespace"].tobytes() + row["digest"].tobytes() == entry.key.to_bytes()
-    assert (row["slot"], row["slots"], row["sequence"]) == (entry.slot, entry.slots, entry.sequence)
+    assert (row["slot"], row["slots"]) == (entry.slot, entry.slots)
+    assert (row["sequence"], row["settled"]) == (entry.sequence, entry.settled)
     assert (row["size"], row["head_pages"]) == (entry.size, entry.head_pages)
     assert (row["checksum"].tobytes(), row["header_bytes"]) == (entry.checksum, len(header))
     assert row["header"].tobytes()[: len(header)] == header

@@ -27,6 +27,7 @@ from kvferry_backend_ssd.block_io import BlockIO, BlockIOFactory
 from kvferry_backend_ssd.choice import choose_io
 from kvferry_backend_ssd.committing import CommitLane
 from kvferry_backend_ssd.folder import SetFolder
+from kvferry_backend_ssd.intake import Intake
 from kvferry_backend_ssd.jobs import Job, Queue
 from kvferry_backend_ssd.layout import round_up
 from kvferry_backend_ssd.names import store_file, store_tag
@@ -36,12 +37,14 @@ from kvferry_backend_ssd.reading import ReadLane
 from kvferry_backend_ssd.recovery import recover
 from kvferry_backend_ssd.store import Counters, Store
 from kvferry_backend_ssd.store_file import StoreFile
+from kvferry_backend_ssd.storing import Commits, WriteLane
 from kvferry_backend_ssd.superblock import Superblock
 
 _log = logging.getLogger(__name__)
 
-READ_LANES = 2
-"""While one lane checks what it read, the other keeps the disk busy."""
+READ_LANES = 4
+WRITE_LANES = 2
+"""While one lane computes checksums or waits for its last bytes, the others keep the disk busy."""
 
 
 class _State(enum.Enum):
@@ -56,7 +59,8 @@ class SSDBackend:
     format for what lies where.
 
     ``make_io`` makes the objects through which every byte goes, one for each lane; by default what the
-    options choose. Threads of its own: one that writes and deletes, ``READ_LANES`` that read.
+    options choose. Threads of its own: ``WRITE_LANES`` that write values, one that makes them durable and
+    deletes, ``READ_LANES`` that read.
     """
 
     def __init__(self, options: SSDOptions, capacity: int, make_io: BlockIOFactory | None = None) -> None:
@@ -67,7 +71,7 @@ class SSDBackend:
         self._store: Store | None = None
         self._folder: SetFolder | None = None
         self._io: BlockIO | None = None
-        """The one of the lane that writes; ``open`` and ``recover`` use it before there is any work."""
+        """The one of the lane that commits; ``open`` and ``recover`` use it before there is any work."""
         self._writes: Queue | None = None
         self._reads: Queue | None = None
         self._threads: list[threading.Thread] = []
@@ -96,7 +100,7 @@ class SSDBackend:
         file = StoreFile(folder, name, Superblock(slot_bytes, tag), self._capacity - OWNER_BYTES)
         made: list[BlockIO] = []
         try:
-            made.extend(make_io(self._options.queue_depth) for _ in range(1 + READ_LANES))
+            made.extend(make_io(self._options.queue_depth) for _ in range(1 + WRITE_LANES + READ_LANES))
             file.open(made[0], self._options.direct)
         except BaseException:
             for io in made:
@@ -120,10 +124,16 @@ class SSDBackend:
         clock = store.context.clock
         self._store, self._io = store, made[0]
         self._writes, self._reads = Queue(clock), Queue(clock)
-        writer = CommitLane(store, self._writes, made[0])
-        readers = [ReadLane(store, self._reads, io) for io in made[1:]]
-        for number, run in enumerate([writer.run, *(reader.run for reader in readers)]):
-            name = f"kvferry-{store.context.name}-{'write' if number == 0 else f'read-{number}'}"
+        intake, commits = Intake(store, self._writes), Commits()
+        lanes = {"commit": CommitLane(store, intake, commits, WRITE_LANES, made[0]).run}
+        ios = iter(made[1:])
+        for number in range(WRITE_LANES):
+            lane = WriteLane(store, self._writes, intake, commits, next(ios))
+            lanes[f"write-{number}"] = lane.run
+        for number, io in enumerate(ios):
+            lanes[f"read-{number}"] = ReadLane(store, self._reads, io).run
+        for name, run in lanes.items():
+            name = f"kvferry-{store.context.name}-{name}"
             thread = threading.Thread(target=run, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()

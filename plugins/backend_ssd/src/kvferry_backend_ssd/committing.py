@@ -1,277 +1,137 @@
-"""The lane that writes and deletes: batches that wait share their flushes."""
+"""The lane that makes writes and deletions durable: what waits shares its flush."""
 
 from __future__ import annotations
 
 import logging
+import queue
 import sys
 from array import array
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
-from attrs import define, field
-
-from kvferry.api import ChunkHeader, ChunkKey, DeleteStatus, ErrorKind, KVFerryError, Span, WriteStatus
+from kvferry.api import DeleteStatus, KVFerryError, WriteStatus
 from kvferry_backend_ssd.block_io import BlockIO, Piece, Purpose
 from kvferry_backend_ssd.bounce import Bounce
 from kvferry_backend_ssd.entry import EMPTY
 from kvferry_backend_ssd.faults import broken, fault
-from kvferry_backend_ssd.index import Place
-from kvferry_backend_ssd.jobs import Item, Queue
-from kvferry_backend_ssd.layout import GROUP_SLOTS, PAGE, USES_BYTES
-from kvferry_backend_ssd.recovery import load_once
+from kvferry_backend_ssd.intake import Intake, Wave
+from kvferry_backend_ssd.layout import GROUP_SLOTS, USES_BYTES
 from kvferry_backend_ssd.store import Store
+from kvferry_backend_ssd.storing import Commits
 from kvferry_backend_ssd.table import Table
-from kvferry_backend_ssd.writing import DataPhase, Writing, encode, slots_for
+from kvferry_backend_ssd.writing import NOT_WRITTEN, Writing
 
 _log = logging.getLogger(__name__)
 
-GROUP_BYTES = 64 << 20
-"""As many bytes of values go into one group at most, so that nobody waits long for a flush."""
 USES_SECONDS = 30.0
 """How long the order of uses may stay in memory alone."""
 _USES_AT_ONCE = 256
-_NOT_WRITTEN = "a chunk could not be stored"
 _NOT_DELETED = "a chunk could not be deleted"
 
 
-@define(eq=False)
-class _Deleting:
-    item: Item
-    key: ChunkKey
-    place: Place
+class _Row(NamedTuple):
+    """Slots for which the table may still have an entry of ``sequence`` that must not be found."""
 
-
-@define(eq=False)
-class _Group:
-    """Writes and deletions that become durable together. No key is in it twice."""
-
-    writings: list[Writing] = field(factory=list)
-    deletions: list[_Deleting] = field(factory=list)
-    cleared: list[tuple[int, int]] = field(factory=list)
-    """Rows of slots that are free once the disk knows it."""
-
-    def is_empty(self) -> bool:
-        return not (self.writings or self.deletions or self.cleared)
-
-    def frees(self) -> bool:
-        """Whether there will be more room once it is durable."""
-        return bool(self.deletions or self.cleared)
-
-    def keys(self) -> set[ChunkKey]:
-        return {each.header.key for each in self.writings} | {each.key for each in self.deletions}
+    slot: int
+    slots: int
+    sequence: int
 
 
 class CommitLane:
-    """Works on ``queue`` until it is closed.
+    """Works on ``commits`` until ``lanes`` lanes that write have ended.
 
-    The order of one group: values and heads, a flush, entries, a flush, and only then is anything told.
-    While more work waits, the second flush of a group is the first of the next.
+    Values and heads are written before an entry is, with one flush behind them all, and only then is
+    anything told. What a power cut leaves of writes before their flush may be entries without values: each
+    entry says from which ``sequence`` on that may be so, and a restart looks.
     """
 
-    def __init__(self, store: Store, queue: Queue, io: BlockIO) -> None:
+    def __init__(self, store: Store, intake: Intake, commits: Commits, lanes: int, io: BlockIO) -> None:
         self._store = store
-        self._queue = queue
+        self._intake = intake
+        self._commits = commits
+        self._lanes = lanes
         self._io = io
-        self._summing = ThreadPoolExecutor(1, thread_name_prefix=f"kvferry-{store.context.name}-sum")
-        self._data = DataPhase(store, io, self._summing)
         self._table = Table(store, io)
-        self._doubtful: list[tuple[int, int]] = []
-        """Rows of slots for which the table may still have an entry that must not be found."""
+        self._doubtful: list[_Row] = []
 
     def run(self) -> None:
         try:
-            while self._queue.wait(USES_SECONDS):
-                if len(self._queue):
-                    self._work()
-                else:
+            while self._lanes:
+                try:
+                    first = self._commits.get(timeout=USES_SECONDS)
+                except queue.Empty:
                     self._write_uses()
+                    continue
+                self._commit(self._gather(first))
             if self._write_uses():
                 self._flush()
         finally:
-            self._summing.shutdown()
             self._io.close()
 
-    def _work(self) -> None:
-        """Until nothing waits and everything is told."""
-        pending: _Group | None = None
-        while pending is not None or len(self._queue):
-            group = _Group()
-            try:
-                load_once(self._store, self._io)
-                self._gather(group, pending)
-                self._write_values(group)
-                if pending is not None or group.writings:
-                    error = self._flush()
-                    if pending is not None:
-                        self._settle(pending, error)
-                        pending = None
-                    if error is not None:
-                        self._fail_early(group, fault(error, _NOT_WRITTEN, self._store.file.path))
-                        continue
-                self._write_entries(group)
-            except Exception as error:  # noqa: BLE001 - the lane lives on, and nobody waits for ever
-                self._abandon((group, pending), error)
-                pending = None
-                continue
-            if group.is_empty():
-                continue
-            if len(self._queue):
-                pending = group
+    def _gather(self, first: Wave | None) -> Wave:
+        """All that waits, as one."""
+        group = Wave()
+        wave = first
+        while True:
+            if wave is None:
+                self._lanes -= 1
             else:
-                self._settle(group, self._flush())
-
-    # -- gathering -------------------------------------------------------------------------------
-
-    def _gather(self, group: _Group, pending: _Group | None) -> None:
-        """Take what may go into one group. It ends before an item that has to wait for the flush of
-        ``pending`` or of this group: for its key, or for room."""
-        gone = self._store.file.gone()
-        if gone is not None:
-            raise gone
-        busy = set() if pending is None else pending.keys()
-        length = 0
-        while length < GROUP_BYTES and (item := self._queue.take()) is not None:
-            deletes = isinstance(item.what, ChunkKey)
-            key = item.what if deletes else item.what[0].key
-            if key in busy:
-                self._queue.put_back(item)
-                return
+                group.writings += wave.writings
+                group.deletions += wave.deletions
             try:
-                if deletes:
-                    taken = self._take_deletion(item, group)
-                    length += PAGE
-                else:
-                    room_comes = group.frees() or (pending is not None and pending.frees())
-                    taken = self._take_write(item, group, room_comes)
-                    length += item.what[0].size
-            except KVFerryError as error:
-                item.fail(error)
-                continue
-            except Exception as error:  # noqa: BLE001 - one broken item stays one broken item
-                item.fail(broken(error))
-                continue
-            if not taken:
-                self._queue.put_back(item)
-                return
-            busy.add(key)
+                wave = self._commits.get_nowait()
+            except queue.Empty:
+                return group
 
-    def _take_deletion(self, item: Item, group: _Group) -> bool:
-        with self._store.lock:
-            place = self._store.index.find(item.what)
-        if place is None:
-            item.finish(DeleteStatus.ABSENT)
-        else:
-            group.deletions.append(_Deleting(item, item.what, place))
-        return True
-
-    def _take_write(self, item: Item, group: _Group, room_comes: bool) -> bool:
-        """False when there is no room yet."""
-        store = self._store
-        header: ChunkHeader = item.what[0]
-        span: Span = item.what[1]
-        view = self._checked(header, span)
-        with store.lock:
-            there = store.index.find(header.key) is not None
-        if there:
-            item.finish(WriteStatus.EXISTS)
-            return True
-        encoded = encode(header)
-        count = slots_for(header, encoded, store)
-        slot = self._room(count)
-        if slot is None:
-            if room_comes:
-                return False
-            item.finish(WriteStatus.NO_SPACE)
-            return True
-        with store.lock:
-            sequence = store.next_tick()
-        address = store.context.regions[span.region].address + span.offset
-        group.writings.append(Writing(item, header, encoded, view, address, slot, count, sequence))
-        return True
-
-    def _checked(self, header: ChunkHeader, span: Span) -> memoryview:
-        if span.length != header.size:
-            raise KVFerryError(
-                f"a value of {header.size} bytes is not written from a span of {span.length}",
-                kind=ErrorKind.INTERNAL,
-            )
-        limit = self._store.context.max_value_bytes
-        if limit is not None and header.size > limit:
-            raise KVFerryError(
-                f"a value of {header.size} bytes is above the limit of {limit}",
-                kind=ErrorKind.CAPACITY,
-                remedy="use smaller chunks",
-            )
-        return self._store.context.view(span)
-
-    def _room(self, count: int) -> int | None:
-        """The first of so many free slots that the file has on the disk."""
-        store = self._store
-        with store.lock:
-            slot = store.space.take(count, store.file.slots)
-        if slot is None:
-            return None
+    def _commit(self, group: Wave) -> None:
+        told = Wave(list(group.writings), list(group.deletions))
+        cleared: list[_Row] = []
         try:
-            covered = store.file.cover(slot + count, self._io)
-        except OSError as error:
-            with store.lock:
-                store.space.give_back(slot, count)
-            raise fault(error, _NOT_WRITTEN, store.file.path) from error
-        if covered:
-            return slot
-        with store.lock:
-            store.space.give_back(slot, count)
-            return store.space.take(count, store.file.covered)
+            cleared = self._write_entries(group)
+            if group or cleared:
+                self._settle(group, cleared, self._flush())
+        except Exception as error:  # noqa: BLE001 - the lane lives on, and nobody waits for ever
+            self._abandon(group, cleared, error)
+        self._intake.over(told)
+        self._intake.keep(row.sequence for row in self._doubtful)
 
-    # -- the steps of a group --------------------------------------------------------------------
-
-    def _write_values(self, group: _Group) -> None:
-        if not group.writings:
-            return
-        self._data.run(group.writings)
-        for writing in [each for each in group.writings if each.error is not None]:
-            group.writings.remove(writing)
-            assert writing.error is not None
-            self._release(writing, fault(writing.error, _NOT_WRITTEN, self._store.file.path))
-
-    def _write_entries(self, group: _Group) -> None:
-        """Put what the group changes into the table, and what the table should have had before."""
+    def _write_entries(self, group: Wave) -> list[_Row]:
+        """Put what the group changes into the table, and what the table should have had before: rows that
+        are free once the disk knows it."""
         store = self._store
         with store.lock:
             entries, store.repairs = store.repairs, {}
-        group.cleared, self._doubtful = self._doubtful, []
-        entries |= {slot: EMPTY for slot, _ in group.cleared}
+        cleared, self._doubtful = self._doubtful, []
+        entries |= {row.slot: EMPTY for row in cleared}
         entries |= {each.place.slot: EMPTY for each in group.deletions}
         entries |= {each.slot: each.entry.to_bytes(store.tag) for each in group.writings}
         failed = self._table.put(entries)
         if not failed:
-            return
+            return cleared
         for writing in [each for each in group.writings if each.slot in failed]:
             group.writings.remove(writing)
-            self._doubt(writing.slot, writing.slots)
-            writing.item.fail(fault(failed[writing.slot], _NOT_WRITTEN, store.file.path))
+            self._doubt(writing)
+            writing.item.fail(fault(failed[writing.slot], NOT_WRITTEN, store.file.path))
         for deletion in [each for each in group.deletions if each.place.slot in failed]:
             group.deletions.remove(deletion)
             deletion.item.fail(fault(failed[deletion.place.slot], _NOT_DELETED, store.file.path))
-        self._doubtful += [row for row in group.cleared if row[0] in failed]
-        group.cleared = [row for row in group.cleared if row[0] not in failed]
+        self._doubtful += [row for row in cleared if row.slot in failed]
+        return [row for row in cleared if row.slot not in failed]
 
-    def _settle(self, group: _Group, error: OSError | None) -> None:
-        """The flush behind a group's entries has ended: tell what became of it."""
+    def _settle(self, group: Wave, cleared: list[_Row], error: OSError | None) -> None:
+        """The flush behind a group has ended: tell what became of it."""
         store = self._store
-        told = None if error is None else fault(error, _NOT_WRITTEN, store.file.path)
+        told = None if error is None else fault(error, NOT_WRITTEN, store.file.path)
         told = told or store.file.gone()
         if told is not None:
-            self._fail_late(group, told)
+            self._fail(group, cleared, told)
             return
         with store.lock:
             for deletion in group.deletions:
                 store.index.remove(deletion.key)
                 store.space.give_back(deletion.place.slot, deletion.place.slots)
-            for slot, slots in group.cleared:
-                store.space.give_back(slot, slots)
             for writing in group.writings:
                 store.index.insert(writing.header.key, writing.place, writing.sequence)
+        self._forget(cleared)
         for deletion in group.deletions:
             deletion.item.finish(DeleteStatus.DELETED)
         for writing in group.writings:
@@ -287,64 +147,49 @@ class CommitLane:
 
     # -- failures --------------------------------------------------------------------------------
 
-    def _release(self, writing: Writing, told: KVFerryError) -> None:
-        """Fail a write that has no entry in the table."""
+    def _doubt(self, writing: Writing) -> None:
         with self._store.lock:
-            self._store.space.give_back(writing.slot, writing.slots)
-        writing.item.fail(told)
+            self._store.space.doubt(writing.slot, writing.slots)
+        self._doubtful.append(_Row(writing.slot, writing.slots, writing.sequence))
 
-    def _doubt(self, slot: int, slots: int) -> None:
+    def _forget(self, rows: list[_Row]) -> None:
+        """The disk has no entry for these any more."""
         with self._store.lock:
-            self._store.space.doubt(slot, slots)
-        self._doubtful.append((slot, slots))
+            for row in rows:
+                self._store.space.give_back(row.slot, row.slots)
+        self._intake.drop(row.sequence for row in rows)
 
-    def _fail_early(self, group: _Group, told: KVFerryError) -> None:
-        """No entry of the group was written."""
-        for writing in group.writings:
-            self._release(writing, told)
-        for deletion in group.deletions:
-            deletion.item.fail(told)
-
-    def _fail_late(self, group: _Group, told: KVFerryError) -> None:
+    def _fail(self, group: Wave, cleared: list[_Row], told: KVFerryError) -> None:
         """Entries of the group may be in the file, and may not be found: take them out at once. Where
         the disk refuses that, too, their slots stay out of use, and it is tried with every later group."""
         for writing in group.writings:
-            self._doubt(writing.slot, writing.slots)
-        self._doubtful += group.cleared
-        undone = list(self._doubtful)
-        if not self._table.put({slot: EMPTY for slot, _ in undone}) and self._flush() is None:
-            with self._store.lock:
-                for slot, slots in undone:
-                    self._store.space.give_back(slot, slots)
-            self._doubtful.clear()
+            self._doubt(writing)
+        self._doubtful += cleared
+        if not self._table.put({row.slot: EMPTY for row in self._doubtful}) and self._flush() is None:
+            undone, self._doubtful = self._doubtful, []
+            self._forget(undone)
+        self._tell(group, told)
+
+    def _abandon(self, group: Wave, cleared: list[_Row], error: Exception) -> None:
+        """We have a defect: fail all that is under way."""
+        told = error
+        if not isinstance(told, KVFerryError):
+            _log.error("kvferry: the SSD backend failed while writing", exc_info=error)
+            told = broken(error)
+        doubted = {row.slot for row in self._doubtful}
+        for writing in group.writings:
+            if writing.slot not in doubted:
+                self._doubt(writing)
+        self._doubtful += [row for row in cleared if row.slot not in doubted]
+        self._tell(group, told)
+
+    def _tell(self, group: Wave, told: KVFerryError) -> None:
         for writing in group.writings:
             writing.item.fail(told)
         for deletion in group.deletions:
             deletion.item.fail(told)
 
-    def _abandon(self, groups: Iterable[_Group | None], error: Exception) -> None:
-        """The store cannot be asked, or we have a defect: fail all that is under way or waits."""
-        told = error
-        if not isinstance(told, KVFerryError):
-            _log.error("kvferry: the SSD backend failed while writing", exc_info=error)
-            told = broken(error)
-        for group in groups:
-            if group is None:
-                continue
-            for writing in group.writings:
-                self._doubt(writing.slot, writing.slots)
-                writing.item.fail(told)
-            for deletion in group.deletions:
-                deletion.item.fail(told)
-            self._doubtful += [row for row in group.cleared if row not in self._doubtful]
-        for _ in range(len(self._queue)):
-            item = self._queue.take()
-            if item is None:
-                break
-            item.fail(told)
-
     # -- the order of uses -----------------------------------------------------------------------
-
     def _write_uses(self) -> bool:
         """Put the uses of groups that changed into the file; whether there were any. They matter to the
         order of eviction alone, so nothing waits for them, and what fails is tried with the next."""

@@ -16,9 +16,10 @@ from kvferry_backend_ssd.layout import ENTRY_BYTES, GROUP_SLOTS, LARGEST_SLOT, P
 TAG_BYTES = 16
 SUM_BYTES = 16
 _MAGIC = b"KVFE"
-_VERSION = 1
-# magic, version, pages before the value, slot, slots, sequence, tag, key, size, sum, length of the header
-_FIXED = struct.Struct("<4sHHIIQ16s64sQ16sI")
+_VERSION = 2
+# magic, version, pages before the value, slot, slots, sequence, settled, tag, key, size, sum, length of the
+# header
+_FIXED = struct.Struct("<4sHHIIQQ16s64sQ16sI")
 _CHECKSUM = struct.Struct("<Q")
 ROWS = np.dtype(
     [
@@ -28,6 +29,7 @@ ROWS = np.dtype(
         ("slot", "<u4"),
         ("slots", "<u4"),
         ("sequence", "<u8"),
+        ("settled", "<u8"),
         ("tag", "u1", (TAG_BYTES,)),
         ("namespace", "u1", (32,)),
         ("digest", "u1", (32,)),
@@ -53,13 +55,15 @@ class Entry:
     """``slots`` slots from ``slot`` on hold the chunk ``key``.
 
     ``head_pages`` pages come before the value there; ``checksum`` is that of the value and what pads it
-    to whole pages. ``sequence`` grows with every entry that is written. ``header`` is as much of the
-    encoded header as fits, of ``header_bytes`` bytes in all.
+    to whole pages. ``sequence`` grows with every entry that is written; those below ``settled`` were
+    durable with their values before this one was written, or had been taken out again. ``header`` is as
+    much of the encoded header as fits, of ``header_bytes`` bytes in all.
     """
 
     slot: int
     slots: int
     sequence: int
+    settled: int
     key: ChunkKey
     size: int
     checksum: bytes
@@ -76,6 +80,7 @@ class Entry:
             self.slot,
             self.slots,
             self.sequence,
+            self.settled,
             tag,
             self.key.to_bytes(),
             self.size,

@@ -6,7 +6,7 @@ from attrs import frozen
 
 PAGE = 4096
 """Unit of every offset and length in the file, and of memory in direct I/O."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SUPERBLOCK_BYTES = 2 * PAGE
 """Two copies of one page."""
 ENTRY_BYTES = 1024

@@ -21,9 +21,9 @@ from kvferry_backend_ssd.store import Store
 
 _log = logging.getLogger(__name__)
 
-WAVE_BYTES = 32 << 20
-"""What one lane takes on at once. A disk is fastest with this much under way; twice 32 MiB read 4 MiB chunks
-1.7 times as fast as three times 4 MiB did (``tests/bench/disk.py``)."""
+WAVE_BYTES = 16 << 20
+"""What one lane takes on at once. A disk is fastest with some 64 MiB under way, and several lanes with less
+each do not pause together to compute checksums (``tests/bench/disk.py``)."""
 BOUNCE_BYTES = 4 << 20
 _ATTEMPTS = 2
 

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import xxhash
 
-from kvferry.api import ChunkHeader
-from kvferry_backend_ssd.block_io import BlockIO, Piece, Purpose
+from kvferry.api import ChunkHeader, KVFerryError
+from kvferry_backend_ssd.block_io import BlockIO, Piece, Purpose, cut
 from kvferry_backend_ssd.bounce import Bounce
 from kvferry_backend_ssd.entry import (
     EMPTY,
@@ -29,8 +30,9 @@ from kvferry_backend_ssd.layout import (
     PAGE,
     TABLE_BYTES,
     USES_BYTES,
+    round_up,
 )
-from kvferry_backend_ssd.store import Store
+from kvferry_backend_ssd.store import NO_FLOOR, Store
 from kvferry_backend_ssd.table import Table
 
 _log = logging.getLogger(__name__)
@@ -85,7 +87,7 @@ def _load(store: Store, scan: _Scan) -> list[int]:
     layout = store.file.layout
     good = plausible(rows, layout.slot_bytes)
     scan.repairs |= dict.fromkeys(rows["slot"][~good].tolist(), EMPTY)
-    rows = rows[good]
+    rows = _whole(store, scan, rows[good])
     # The newest first: of two entries that cannot both be true, the older one is a remnant.
     rows = rows[np.argsort(rows["sequence"], kind="stable")[::-1]]
     used = np.maximum(rows["sequence"], scan.uses[rows["slot"]])
@@ -112,6 +114,17 @@ def _load(store: Store, scan: _Scan) -> list[int]:
     return kept
 
 
+def _whole(store: Store, scan: _Scan, rows: Rows) -> Rows:
+    """Without the entries whose values did not become durable with them: those of the groups that were
+    under way, of which the newest entries say where they began."""
+    fresh = np.flatnonzero(rows["sequence"] >= rows["settled"].max(initial=0))
+    lost = fresh[scan.without_value(rows[fresh])]
+    scan.repairs |= dict.fromkeys(rows["slot"][lost].tolist(), EMPTY)
+    store.floor = int(rows["sequence"][lost].min(initial=NO_FLOOR))
+    kept: Rows = np.delete(rows, lost)
+    return kept
+
+
 def _mend(store: Store, io: BlockIO) -> None:
     """Give the table what it should have, before slots that it has wrong are used again or the file grows
     under entries that were cut off; and then a damaged superblock. Where that fails, the next start has to
@@ -122,7 +135,7 @@ def _mend(store: Store, io: BlockIO) -> None:
         if Table(store, io).put(store.repairs):
             return
         io.flush(store.file.fd)
-        store.repairs = {}
+        store.repairs, store.floor = {}, NO_FLOOR
         if store.file.damaged:
             store.file.mend(io)
     except OSError as error:
@@ -145,7 +158,9 @@ class _Scan:
         self._with_headers = with_headers
         self._store = store
         self._io = io
-        self._suspects: list[int] = []
+        self._suspects: dict[int, int | None] = {}
+        """Slots to look into, and the sequence of the entry that the table lost, if that much is known: a
+        torn entry must not bring back the chunk that was in its slot before."""
         self._rows: list[Rows] = []
 
     def rows(self) -> Rows:
@@ -165,7 +180,7 @@ class _Scan:
             first = group * GROUP_SLOTS
             count = min(GROUP_SLOTS, covered - first)
             if len(raw) < TABLE_BYTES + USES_BYTES:
-                self._suspects += range(first, first + count)
+                self._suspects |= dict.fromkeys(range(first, first + count))
                 continue
             uses = np.frombuffer(raw, dtype="<u8", count=count, offset=TABLE_BYTES)
             self.uses[first : first + count] = np.where(uses < _USES_LIMIT, uses, 0)
@@ -186,8 +201,12 @@ class _Scan:
         words = np.frombuffer(raw, dtype=np.uint64).reshape(len(rows), -1)
         marked = words.any(axis=1)
         self.repairs |= dict.fromkeys((np.flatnonzero(marked & ~whole) + first).tolist(), EMPTY)
-        suspects = ~whole if everything else marked & ~whole
-        self._suspects += (np.flatnonzero(suspects) + first).tolist()
+        if everything:
+            self._suspects |= dict.fromkeys((np.flatnonzero(~whole) + first).tolist())
+            return
+        damaged = np.flatnonzero(marked & ~whole)
+        told = rows["sequence"][damaged].tolist()
+        self._suspects |= zip((damaged + first).tolist(), told, strict=True)
 
     def _keep(self, raw: bytes, rows: Rows, whole: Flags, first: int) -> None:
         self._rows.append(rows[whole][_FACT_NAMES].astype(_FACTS))
@@ -205,17 +224,41 @@ class _Scan:
         """Every slot begins with a copy of its entry: look there for what the table has lost."""
         layout = self._store.file.layout
         wanted = [(layout.slot_at(slot), PAGE) for slot in self._suspects]
-        for slot, head in zip(
-            self._suspects, _read(self._store, self._io, wanted, Purpose.HEAD), strict=True
-        ):
+        heads = _read(self._store, self._io, wanted, Purpose.HEAD)
+        for (slot, told), head in zip(self._suspects.items(), heads, strict=True):
             raw = head[:ENTRY_BYTES]
             if len(raw) < ENTRY_BYTES:
                 continue
             rows, whole = read_rows(raw, slot, self._store.tag)
-            if whole[0]:
+            if whole[0] and told in (None, int(rows["sequence"][0])):
                 self._keep(raw, rows, whole, slot)
                 self.repairs[slot] = raw
                 self.healed += 1
+
+    def without_value(self, rows: Rows) -> list[int]:
+        """Numbers of those rows whose values are not what they say. A value that cannot be read now is left
+        to those who want it later."""
+        layout = self._store.file.layout
+        parts: list[tuple[int, Piece]] = []
+        for number, row in enumerate(rows):
+            begin = layout.slot_at(int(row["slot"])) + int(row["head_pages"]) * PAGE
+            parts += [(number, piece) for piece in cut(begin, 0, round_up(int(row["size"])))]
+        states = [xxhash.xxh3_128() for _ in range(len(rows))]
+        unread = set()
+        wanted = [(piece.offset, piece.length) for _, piece in parts]
+        try:
+            found = _read(self._store, self._io, wanted, Purpose.VALUE)
+            for (number, piece), part in zip(parts, found, strict=True):
+                states[number].update(part)
+                if len(part) < piece.length:
+                    unread.add(number)
+        except KVFerryError:
+            return []
+        return [
+            number
+            for number, (state, row) in enumerate(zip(states, rows, strict=True))
+            if number not in unread and state.digest() != row["checksum"].tobytes()
+        ]
 
     def read_long_headers(self, slots: Iterable[int]) -> None:
         """Fetch what of long headers stands in the slots alone. What cannot be read is left out."""

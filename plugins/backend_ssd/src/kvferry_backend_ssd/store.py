@@ -13,6 +13,7 @@ from kvferry_backend_ssd.layout import ENTRIES_PER_PAGE, GROUP_SLOTS
 from kvferry_backend_ssd.space import Space
 from kvferry_backend_ssd.store_file import StoreFile
 
+NO_FLOOR = 1 << 63
 PAD = b"\xa5"
 """Behind a value, to the end of its last page. Part of the checksum, so that a value which goes on
 behind its end is noticed."""
@@ -50,6 +51,9 @@ class Store:
     """Groups with uses that are not in the file yet."""
     repairs: dict[int, bytes] = field(factory=dict)
     """Entries that the table should have, by slot: written together with the next ones."""
+    floor: int = NO_FLOOR
+    """Entries from this sequence on are looked at by the next restart in any case: one that this opening
+    had to drop may still be in the file."""
     loaded: bool = False
     load_lock: threading.Lock = field(factory=threading.Lock)
 

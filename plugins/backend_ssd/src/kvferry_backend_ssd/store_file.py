@@ -92,8 +92,8 @@ class StoreFile:
         # Written in any case, which shows whether the file takes it. A damaged one stays so until what
         # it would have vouched for is found again.
         self._write(io, pages if self.damaged else self._superblock.to_page() * 2)
-        # Durable before anything else is written, or after a power cut the slots would be looked through for
-        # what was never finished. Also for a file that was there: who made it may have been killed before.
+        # Durable before anything else is written, or after a power cut every slot would be looked at. Also for
+        # a file that was there: who made it may have been killed before.
         io.flush(self.fd)
         self._folder.sync()
 

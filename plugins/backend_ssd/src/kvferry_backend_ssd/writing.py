@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, Future
 
 from attrs import define, field
 
@@ -19,6 +18,7 @@ from kvferry_backend_ssd.layout import GROUP_SLOTS, PAGE, round_up
 from kvferry_backend_ssd.store import PAD, Store
 
 BOUNCE_BYTES = 8 << 20
+NOT_WRITTEN = "a chunk could not be stored"
 
 
 @define(eq=False)
@@ -49,11 +49,12 @@ class Writing:
         entry = self.entry
         return Place(entry.slot, entry.slots, entry.head_pages, entry.size, entry.checksum)
 
-    def describe(self, checksum: bytes) -> Entry:
+    def describe(self, checksum: bytes, settled: int) -> Entry:
         self.entry = Entry(
             self.slot,
             self.slots,
             self.sequence,
+            settled,
             self.header.key,
             self.header.size,
             checksum,
@@ -94,19 +95,18 @@ def slots_for(header: ChunkHeader, encoded: bytes, store: Store) -> int:
 class DataPhase:
     """Writes values and heads. Nothing can be found by them: that is for the table to say.
 
-    Values are summed in a thread of ``summing`` while they are written. Threads: one at a time.
+    Threads: one at a time.
     """
 
-    def __init__(self, store: Store, io: BlockIO, summing: Executor) -> None:
+    def __init__(self, store: Store, io: BlockIO) -> None:
         self._store = store
         self._io = io
-        self._summing = summing
         self._bounce = Bounce(BOUNCE_BYTES)
         self._waiting: list[tuple[Writing, Piece]] = []
 
-    def run(self, writings: Sequence[Writing]) -> None:
-        """Afterwards each has its ``entry``, or an ``error``."""
-        sums = [self._summing.submit(checksum, each.view, each.padding) for each in writings]
+    def run(self, writings: Sequence[Writing], settled: int) -> None:
+        """Afterwards each has its ``entry``, which says that what is below ``settled`` needs no look at a
+        restart, or an ``error``."""
         for writing in writings:
             for at, piece, direct in self._values(writing):
                 if direct:
@@ -116,11 +116,11 @@ class DataPhase:
                     content = inside if len(inside) == piece.length else bytes(inside) + writing.padding
                     self._through(writing, piece, content, Purpose.VALUE)
         self._hand_over(Purpose.VALUE)
-        self._heads(writings, sums)
+        self._heads(writings, settled)
 
-    def _heads(self, writings: Sequence[Writing], sums: Sequence[Future[bytes]]) -> None:
-        for writing, future in zip(writings, sums, strict=True):
-            entry = writing.describe(future.result())
+    def _heads(self, writings: Sequence[Writing], settled: int) -> None:
+        for writing in writings:
+            entry = writing.describe(checksum(writing.view, writing.padding), settled)
             head = entry.to_bytes(self._store.tag) + writing.encoded[HEADER_ROOM:]
             length = writing.head_bytes
             piece = Piece(self._store.file.layout.slot_at(writing.slot), 0, length)

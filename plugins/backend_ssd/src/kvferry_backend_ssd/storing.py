@@ -1,0 +1,84 @@
+"""The lanes that bring values to the disk."""
+
+from __future__ import annotations
+
+import logging
+from queue import SimpleQueue
+
+from kvferry.api import KVFerryError
+from kvferry_backend_ssd.block_io import BlockIO
+from kvferry_backend_ssd.faults import broken, fault
+from kvferry_backend_ssd.intake import Intake, Wave
+from kvferry_backend_ssd.jobs import Queue
+from kvferry_backend_ssd.recovery import load_once
+from kvferry_backend_ssd.store import Store
+from kvferry_backend_ssd.writing import NOT_WRITTEN, DataPhase
+
+_log = logging.getLogger(__name__)
+
+Commits = SimpleQueue[Wave | None]
+"""What waits for its entries, and ``None`` for each lane that has ended."""
+
+
+class WriteLane:
+    """Writes whatever ``intake`` lets begin, until ``queue`` is closed, and hands it on to ``commits``."""
+
+    def __init__(self, store: Store, queue: Queue, intake: Intake, commits: Commits, io: BlockIO) -> None:
+        self._store = store
+        self._queue = queue
+        self._intake = intake
+        self._commits = commits
+        self._io = io
+        self._data = DataPhase(store, io)
+
+    def run(self) -> None:
+        try:
+            while self._queue.wait():
+                if len(self._queue):
+                    self._work()
+        finally:
+            self._commits.put(None)
+            self._io.close()
+
+    def _work(self) -> None:
+        wave = Wave()
+        try:
+            load_once(self._store, self._io)
+            wave = self._intake.gather(self._io)
+            self._data.run(wave.writings, self._intake.settled())
+        except Exception as error:  # noqa: BLE001 - the lane lives on, and nobody waits for ever
+            self._abandon(wave, error)
+            return
+        failed = Wave(writings=[each for each in wave.writings if each.error is not None])
+        wave.writings = [each for each in wave.writings if each.error is None]
+        self._release(failed)
+        # Also an empty one: the table may have to forget something.
+        self._commits.put(wave)
+
+    def _release(self, wave: Wave, told: KVFerryError | None = None) -> None:
+        """Fail writes that have no entry in the table."""
+        with self._store.lock:
+            for writing in wave.writings:
+                self._store.space.give_back(writing.slot, writing.slots)
+        for writing in wave.writings:
+            if writing.error is not None:
+                writing.item.fail(fault(writing.error, NOT_WRITTEN, self._store.file.path))
+            elif told is not None:
+                writing.item.fail(told)
+        for deletion in wave.deletions:
+            if told is not None:
+                deletion.item.fail(told)
+        self._intake.over(wave)
+
+    def _abandon(self, wave: Wave, error: Exception) -> None:
+        """The store cannot be asked, or we have a defect: fail all that begins here or waits."""
+        told = error
+        if not isinstance(told, KVFerryError):
+            _log.error("kvferry: the SSD backend failed while writing", exc_info=error)
+            told = broken(error)
+        self._release(wave, told)
+        for _ in range(len(self._queue)):
+            item = self._queue.take()
+            if item is None:
+                break
+            item.fail(told)
