@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 START_SECONDS = 300.0
 CALL_SECONDS = 300.0
 CLOSE_SECONDS = 30.0
+OPENING_SECONDS = 60.0
 
 NO_LOAD = {"kvferry.no_load": True}
 NO_STORE = {"kvferry.no_store": True}
@@ -307,6 +308,15 @@ class Engine:
     def settle(self) -> dict[str, float]:
         """Let the engine take in all results; return kvferry's counters."""
         return dict(self.call("settle"))
+
+    def opened(self) -> dict[str, float]:
+        """Counters once every rank has opened its store of the one lower tier and what is in it can be found.
+        A request that comes before does not wait for that."""
+        deadline = time.monotonic() + OPENING_SECONDS
+        while (counters := self.settle())["lower_open"] == 0:
+            if time.monotonic() > deadline:
+                raise EngineError(f"the tier did not open in {OPENING_SECONDS:g} s")
+        return counters
 
     def clear(self) -> None:
         """Drop vLLM's own prefix cache and kvferry's content."""

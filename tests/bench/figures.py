@@ -77,19 +77,19 @@ DISK: Sequence[Figure] = (
         *("8 MiB", "write", "to fio, one flush at the end"),
         at_least=0.8,
     ),
-    _disk("the same, to fio with a flush every 32", "8 MiB", "write", "to fio, a flush every 32"),
+    _disk("the same, to fio where each is durable by itself", "8 MiB", "write", "to fio, each durable"),
     _disk("read of 1 MiB chunks, 8 under way, to fio", "1 MiB", "read", "to fio", at_least=0.8),
     _disk(
-        "durable write of 1 MiB chunks, 8 under way, to fio with a flush every 8",
-        *("1 MiB", "write", "to fio, a flush every 8"),
+        "durable write of 1 MiB chunks, 8 under way, to fio where each is durable by itself",
+        *("1 MiB", "write", "to fio, each durable"),
         at_least=0.8,
     ),
     _disk(
         "the same, to fio with one flush at the end",
         *("1 MiB", "write", "to fio, one flush at the end"),
     ),
-    _disk("checksum of 8 MiB, to reading it", "checksum", "to read, 8 MiB", at_most=0.1),
-    _disk("checksum of 8 MiB, to writing it", "checksum", "to write, 8 MiB", at_most=0.1),
+    _disk("checksums, of the time to read 8 MiB chunks", "checksum", "of the time to read", at_most=0.1),
+    _disk("checksums, of the time to write them", "checksum", "of the time to write", at_most=0.1),
     *(
         _disk(
             f"{mode} {direction} of 8 MiB chunks, to LMCache", "lmcache", mode, direction, "ratio", at_least=1

@@ -21,15 +21,15 @@ def fio_missing() -> str:
 class FioJob:
     """``total`` bytes in blocks of ``block``, ``depth`` of them under way at once, past the page cache.
 
-    Writes go over bytes that are there already and end in a flush whose time counts; ``flush_every`` so
-    many blocks there is one more.
+    Writes go over bytes that are there already and end in a flush whose time counts; with ``durable``, each
+    is durable by itself before it counts as written.
     """
 
     write: bool
     block: int
     depth: int
     total: int
-    flush_every: int = 0
+    durable: bool = False
 
     def command(self, file: Path | str) -> list[str]:
         command = [
@@ -46,8 +46,8 @@ class FioJob:
         ]
         if self.write:
             command += ["--overwrite=1", "--end_fsync=1"]
-        if self.flush_every:
-            command.append(f"--fdatasync={self.flush_every}")
+        if self.durable:
+            command.append("--sync=dsync")
         return command
 
     def run(self, file: Path) -> float:

@@ -98,7 +98,7 @@ def run(folder: Path, chunks: int = CHUNKS) -> dict[str, float]:
     for _ in range(RESTARTS):
         drop(folder)
         gc.collect()
-        tier = SSDTier(folder, CHUNK_BYTES, chunks, 64)
+        tier = SSDTier(folder, CHUNK_BYTES, chunks, 64, before=0)
         began = time.perf_counter()
         with tier:
             headers = tier.recover()

@@ -177,10 +177,13 @@ def _beside(trace: Trace, which: int) -> Iterator[float]:
 
 
 def _from_this_to_the_next(trace: Trace, which: int) -> Sequence[float]:
-    """Seconds of the ``EVERY_TOKENS`` steps from the arrival of a prompt on: its way up from the SSD, its own
-    token, and what comes until the next one would."""
+    """Seconds of the ``EVERY_TOKENS`` steps from the arrival of a prompt on: its way up from the SSD, and
+    what comes until the next one would. The step that computes its own token is left out: that is no
+    loading."""
     added = trace.steps.index(next(step for step in trace.steps if step[which] >= 0))
-    return _durations(trace)[added : added + EVERY_TOKENS]
+    first = trace.steps.index(next(step for step in trace.steps if step[which] > 0))
+    durations = _durations(trace)
+    return [*durations[added:first], *durations[first + 1 : added + EVERY_TOKENS + 1]]
 
 
 def _quiet(trace: Trace, which: int) -> Iterator[float]:

@@ -62,7 +62,7 @@ def capacity_for(chunks: int, chunk_bytes: int) -> int:
 class SSDTier:
     """An open backend of ``chunks`` chunks in ``folder``, and memory for ``window`` of them.
 
-    The memory holds random bytes, and the number of its chunk at the beginning of each. Times are
+    ``before`` bytes of memory lie in front of that. The memory holds random bytes, and the number of its chunk at the beginning of each. Times are
     seconds from the first submission to the last completion.
     """
 
@@ -75,21 +75,23 @@ class SSDTier:
         *,
         direct: bool = True,
         depth: int = 32,
+        before: int = ARENA_BYTES,
     ) -> None:
         # Here because whoever lacks the plugin still has the other rows.
         from kvferry_backend_ssd.backend import SSDBackend
         from kvferry_backend_ssd.options import SSDOptions
 
         self.chunk_bytes, self.chunks, self.window = chunk_bytes, chunks, window
+        self._before = before
         options = SSDOptions(path=str(folder), direct=direct, queue_depth=depth)
         self._backend = SSDBackend(options, capacity_for(chunks, chunk_bytes))
-        self._arena = MemoryFileArena(REGION, ARENA_BYTES + chunk_bytes * window)
+        self._arena = MemoryFileArena(REGION, before + chunk_bytes * window)
 
     def __enter__(self) -> Self:
         region = self._arena.open()
         self._arena.wait(SECONDS)
         used = self.chunk_bytes * self.window
-        memory = (ctypes.c_ubyte * used).from_address(region.address + ARENA_BYTES)
+        memory = (ctypes.c_ubyte * used).from_address(region.address + self._before)
         self._memory = np.frombuffer(memory, np.uint8)
         self._memory[:] = np.random.default_rng(1).integers(0, 256, used, np.uint8)
         context = BackendContext(
@@ -183,7 +185,7 @@ class SSDTier:
         return self._backend.read([item], time.monotonic() + SECONDS)
 
     def _span(self, place: int) -> Span:
-        return Span(REGION, ARENA_BYTES + place * self.chunk_bytes, self.chunk_bytes)
+        return Span(REGION, self._before + place * self.chunk_bytes, self.chunk_bytes)
 
     def _stamps(self) -> NDArray[np.uint64]:
         """First eight bytes of every place in memory: the number of the chunk that is there."""

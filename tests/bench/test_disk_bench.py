@@ -54,7 +54,7 @@ def test_whoever_takes_turns_begins_in_turn() -> None:
 @pytest.mark.skipif(bool(fio_missing()), reason=fio_missing())
 @pytest.mark.parametrize("write", [True, False])
 def test_fio_is_understood(tmp_path: Path, write: bool) -> None:
-    job = FioJob(write=write, block=1 << 20, depth=4, total=8 << 20, flush_every=2 if write else 0)
+    job = FioJob(write=write, block=1 << 20, depth=4, total=8 << 20, durable=write)
     assert 0 < job.run(tmp_path / "file") < 60
     with pytest.raises(RuntimeError, match="fio failed"):
         job.run(tmp_path)  # a folder

@@ -77,7 +77,7 @@ def after_restart(
     ``clear_memory`` empties the CPU tier, and it alone.
     """
     warm_up(engine)
-    adopted = int(engine.settle()["lower_adopted"])
+    adopted = int(engine.opened()["lower_adopted"])
     rows = [_rise(engine, row, repetitions, clear_memory, step) for row in filled]
     return Restarted(rows=tuple(rows), adopted=adopted, counters=engine.reset())
 
@@ -154,7 +154,7 @@ def after_kill(
 ) -> AfterKill:
     """Serve all prompts once more, with the digests of every restored block compared."""
     warm_up(engine)
-    durable = int(engine.settle()["lower_adopted"]) - adopted_before
+    durable = int(engine.opened()["lower_adopted"]) - adopted_before
     rows = []
     for row in filled:
         engine.reset()

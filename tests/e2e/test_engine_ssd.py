@@ -88,7 +88,7 @@ def test_what_was_stored_outlives_a_stop_and_a_kill(launch: Launch, folder: Path
         assert_in_order(stored)
 
     with launch(config=config, dtype="float32") as engine:
-        before = engine.settle()
+        before = engine.opened()
         assert before["lower_adopted"] == stored["lower_chunks"]
         for prompt, reference in zip(prompts, references, strict=True):
             answer = engine.serve(prompt)
@@ -111,7 +111,7 @@ def test_what_was_stored_outlives_a_stop_and_a_kill(launch: Launch, folder: Path
         config=config, dtype="float32", transfer=multi(tmp_path), disable_hybrid_kv_cache_manager=True
     )
     with described as engine:
-        before = engine.settle()
+        before = engine.opened()
         assert 0 < before["lower_adopted"] <= capacity // CHUNK_BYTES
         assert used_bytes(folder) <= capacity
         for prompt, reference in zip(prompts, references, strict=True):
@@ -149,6 +149,7 @@ def test_all_ranks_find_their_share_again(launch: Launch, cores: list[int], fold
         (reference,) = store(engine, [prompt])
         assert_in_order(engine.settle())
     with launch(**described) as engine:
+        engine.opened()
         answer = engine.serve(prompt)
         assert answer.cached_tokens == whole_blocks(1200)
         assert answer.same_as(reference)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 
-STEPS_BEHIND = 15
+STEPS_BEHIND = 19
 """How many steps of niceness a thread that serves a lower tier stands behind the engine's (nice(2))."""
 
 

@@ -72,7 +72,7 @@ class StoreFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self.direct = direct and self._opens_direct(flags)
         if not self.direct:
-            self.fd = os.open(self.path, flags, 0o644)
+            self._open_buffered(flags)
         self.length = os.fstat(self.fd).st_size
         new = self.length == 0
         whole = self.layout.bytes_for(self.covered)
@@ -92,8 +92,8 @@ class StoreFile:
         # Written in any case, which shows whether the file takes it. A damaged one stays so until what
         # it would have vouched for is found again.
         self._write(io, pages if self.damaged else self._superblock.to_page() * 2)
-        # Durable before anything else is written, or after a power cut every slot would be looked at. Also for
-        # a file that was there: who made it may have been killed before.
+        # Durable before anything else is written, or after a power cut every slot would be looked at. Also
+        # for a file that was there: who made it may have been killed before.
         io.flush(self.fd)
         self._folder.sync()
 
@@ -145,7 +145,13 @@ class StoreFile:
         self._warn_buffered(error)
         os.close(self.fd)
         self.direct = False
-        self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        self._open_buffered(os.O_RDWR | os.O_CLOEXEC)
+
+    def _open_buffered(self, flags: int) -> None:
+        """Through the page cache, without the kernel's reading ahead: the pieces that are read at once are
+        all that is wanted, and as one stream of reads they make no sense to it."""
+        self.fd = os.open(self.path, flags, 0o644)
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     def _warn_buffered(self, error: OSError) -> None:
         _log.warning(
