@@ -62,8 +62,8 @@ def capacity_for(chunks: int, chunk_bytes: int) -> int:
 class SSDTier:
     """An open backend of ``chunks`` chunks in ``folder``, and memory for ``window`` of them.
 
-    ``before`` bytes of memory lie in front of that. The memory holds random bytes, and the number of its chunk at the beginning of each. Times are
-    seconds from the first submission to the last completion.
+    ``before`` bytes of memory lie in front of that. The memory holds random bytes, and the number of its
+    chunk at the beginning of each. Times are seconds from the first submission to the last completion.
     """
 
     def __init__(
