@@ -91,8 +91,7 @@ class CommitLane:
                 self._settle(group, cleared, self._flush())
         except Exception as error:  # noqa: BLE001 - the lane lives on, and nobody waits for ever
             self._abandon(group, cleared, error)
-        self._intake.over(told)
-        self._intake.keep(row.sequence for row in self._doubtful)
+        self._intake.over(told, [row.sequence for row in self._doubtful])
 
     def _write_entries(self, group: Wave) -> list[_Row]:
         """Put what the group changes into the table, and what the table should have had before: rows that

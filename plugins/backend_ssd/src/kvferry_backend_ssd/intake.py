@@ -63,23 +63,20 @@ class Intake:
         with self._changed:
             return min(self._store.floor, *self._sequences) if self._sequences else self._store.floor
 
-    def over(self, wave: Wave) -> None:
-        """What became of these is known, and told."""
+    def over(self, wave: Wave, doubtful: Iterable[int] = ()) -> None:
+        """What became of these is known, and told. Entries of the sequences ``doubtful`` may still be in the
+        file without their values."""
         with self._changed:
             self._busy.difference_update(each.header.key for each in wave.writings)
             self._busy.difference_update(each.key for each in wave.deletions)
             self._sequences.difference_update(each.sequence for each in wave.writings)
+            self._sequences.update(doubtful)
             self._deletions -= len(wave.deletions)
             self._ended += 1
             self._changed.notify_all()
 
-    def keep(self, sequences: Iterable[int]) -> None:
-        """Entries of these sequences may be in the file without their values, for longer."""
-        with self._changed:
-            self._sequences.update(sequences)
-
     def drop(self, sequences: Iterable[int]) -> None:
-        """They are certainly gone now."""
+        """Entries that were doubtful are certainly gone."""
         with self._changed:
             self._sequences.difference_update(sequences)
 

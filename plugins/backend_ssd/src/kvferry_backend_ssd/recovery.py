@@ -117,6 +117,8 @@ def _load(store: Store, scan: _Scan) -> list[int]:
 def _whole(store: Store, scan: _Scan, rows: Rows) -> Rows:
     """Without the entries whose values did not become durable with them: those of the groups that were
     under way, of which the newest entries say where they began."""
+    # Above those of the lost ones, too: where two entries cannot both be true, the newer one is.
+    store.tick = max(store.tick, int(rows["sequence"].max(initial=0)) + 1)
     fresh = np.flatnonzero(rows["sequence"] >= rows["settled"].max(initial=0))
     lost = fresh[scan.without_value(rows[fresh])]
     scan.repairs |= dict.fromkeys(rows["slot"][lost].tolist(), EMPTY)
