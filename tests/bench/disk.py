@@ -186,7 +186,7 @@ def _one_mode(folder: Path, python: Path, direct: bool) -> dict[str, dict[str, f
             _one_round(opened["kvferry"], opened["LMCache"], (ours, theirs), turn, seconds)
         shutil.rmtree(ours)
         shutil.rmtree(theirs)
-    return {direction: _compared(seconds, direction) for direction in ("write", "read")}
+    return {direction: _compared(seconds, direction) for direction in ("write", "read", "read again")}
 
 
 def _one_round(
@@ -196,8 +196,9 @@ def _one_round(
     turn: int,
     seconds: dict[str, list[float]],
 ) -> None:
-    """Both sides once without the clock, so that nothing is done for the first time; then the tier is full,
-    as in use, and its chunks make room for the same again."""
+    """Both sides store once without the clock, so that nothing is done for the first time, and read what lies
+    in new files on both. Then the tier is full, as in use: the same goes to the slots that it had, where
+    LMCache makes new files again."""
     batches = [range(first, first + LMCACHE_BATCH) for first in range(0, _LMCACHE_CHUNKS, LMCACHE_BATCH)]
     tier.recover()
     sides: dict[str, dict[str, Run]] = {
@@ -210,16 +211,21 @@ def _one_round(
             "LMCache": lambda: sum(other.get(numbers[0]) for numbers in batches),
         },
     }
+
+    def timed(direction: str, row: str) -> None:
+        for name in sorted(sides[direction], reverse=turn % 2 == 1):
+            for folder in folders:
+                drop(folder)
+            seconds.setdefault(f"{row} {name}", []).append(sides[direction][name]())
+
     for run in sides["write"].values():
         run()
+    timed("read", "read")
     tier.clear()
     for numbers in batches:
         other.remove(numbers[0])
-    for direction, variants in sides.items():
-        for name in sorted(variants, reverse=turn % 2 == 1):
-            for folder in folders:
-                drop(folder)
-            seconds.setdefault(f"{direction} {name}", []).append(variants[name]())
+    timed("write", "write")
+    timed("read", "read again")
 
 
 def _compared(seconds: Mapping[str, list[float]], direction: str) -> dict[str, float]:

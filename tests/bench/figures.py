@@ -97,6 +97,12 @@ DISK: Sequence[Figure] = (
         for mode in ("direct", "buffered")
         for direction in ("write", "read")
     ),
+    *(
+        _disk(
+            f"{mode} read of slots that were used before, to LMCache", "lmcache", mode, "read again", "ratio"
+        )
+        for mode in ("direct", "buffered")
+    ),
     _disk("memory per chunk: scheduler and rank", "restart", "bytes_per_chunk", unit="bytes", at_most=400.0),
     _disk("restart with 100,000 chunks, to the last header", "restart", "seconds", unit="s", at_most=2.0),
     _disk("taking them into the scheduler's index beside it", "restart", "index_seconds", unit="s"),
