@@ -169,10 +169,14 @@ def _durations(trace: Trace) -> Sequence[float]:
     return [0.0, *(later - earlier for earlier, later in itertools.pairwise(trace.seconds))]
 
 
+def _first_step(trace: Trace, which: int, tokens: int) -> int:
+    """The step with which a prompt had so many tokens; with none, the one with which it came."""
+    return next(number for number, step in enumerate(trace.steps) if step[which] >= tokens)
+
+
 def _beside(trace: Trace, which: int) -> Iterator[float]:
     """Seconds of the steps in which this prompt came up and nothing of it was computed."""
-    added = trace.steps.index(next(step for step in trace.steps if step[which] >= 0))
-    first = trace.steps.index(next(step for step in trace.steps if step[which] > 0))
+    added, first = _first_step(trace, which, 0), _first_step(trace, which, 1)
     yield from _durations(trace)[added:first]
 
 
@@ -180,15 +184,14 @@ def _from_this_to_the_next(trace: Trace, which: int) -> Sequence[float]:
     """Seconds of the ``EVERY_TOKENS`` steps from the arrival of a prompt on: its way up from the SSD, and
     what comes until the next one would. The step that computes its own token is left out: that is no
     loading."""
-    added = trace.steps.index(next(step for step in trace.steps if step[which] >= 0))
-    first = trace.steps.index(next(step for step in trace.steps if step[which] > 0))
+    added, first = _first_step(trace, which, 0), _first_step(trace, which, 1)
     durations = _durations(trace)
     return [*durations[added:first], *durations[first + 1 : added + EVERY_TOKENS + 1]]
 
 
 def _quiet(trace: Trace, which: int) -> Iterator[float]:
     """Seconds of the steps before it came, in which the others decoded alone."""
-    added = trace.steps.index(next(step for step in trace.steps if step[which] >= 0))
+    added = _first_step(trace, which, 0)
     yield from _durations(trace)[added - EVERY_TOKENS // 2 : added]
 
 

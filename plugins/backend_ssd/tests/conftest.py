@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kvferry.testing.conformance.keyed_subject import Workbench
 from kvferry_backend_ssd.options import IOPath
 from kvferry_backend_ssd.refusal import uring_refusal
+from plugins.backend_ssd.tests.ssd_bench import Faults, workbench
 
 _IN_MEMORY = Path("/dev/shm")
 
@@ -23,6 +25,20 @@ def io_path(request: pytest.FixtureRequest) -> IOPath:
     if refusal:
         pytest.skip(f"io_uring cannot be used here: {refusal}")
     return wanted
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, faults: Faults) -> Iterator[Workbench]:
+    """Opens backends whose I/O fails as ``faults`` says."""
+    made = workbench(tmp_path, make_io=faults.make)
+    yield made
+    faults.held.set()
+    made.close_all()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,11 @@ from kvferry.testing.conformance.keyed_subject import Workbench
 from kvferry_backend_ssd.backend import SSDBackend
 from kvferry_backend_ssd.block_io import Purpose
 from kvferry_backend_ssd.superblock import Superblock
-from plugins.backend_ssd.tests.ssd_bench import MIB, Faults, workbench
+from kvferry_backend_ssd.table import Table
+from plugins.backend_ssd.tests.ssd_bench import MIB, Faults
 from plugins.backend_ssd.tests.ssd_raw import ENTRY, PAGE, SUPERBLOCK, TABLE, StoredChunks, places
 
 BIG = 1 << 20
-
-
-@pytest.fixture
-def faults() -> Faults:
-    return Faults()
-
-
-@pytest.fixture
-def bench(tmp_path: Path, faults: Faults) -> Iterator[Workbench]:
-    made = workbench(tmp_path, make_io=faults.make)
-    yield made
-    faults.held.set()
-    made.close_all()
 
 
 def failed(result: ItemResult[Any], name: str) -> None:
@@ -117,6 +105,32 @@ def test_slots_that_the_disk_may_still_name_are_not_used_until_it_forgot_them(
     (stored,) = driver.write([bench.chunk(4, BIG)])
     assert stored.status is WriteStatus.STORED
     driver.expect([bench.chunk(4, BIG)])
+
+
+def test_a_defect_while_entries_are_written_loses_no_slot(
+    bench: Workbench, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.capacity = 2 * MIB
+    driver = bench.open(max_value_bytes=BIG)
+    faults.wrong["flush", None] = [errno.EIO, errno.EIO]
+    failed(driver.write([bench.chunk(0, BIG)])[0], "EIO")
+    # The room of that one is in doubt, and now the attempt to clear it meets a defect.
+    real, broken = Table.put, [True]
+
+    def put(table: Table, entries: Mapping[int, bytes]) -> dict[int, OSError]:
+        if broken and broken.pop():
+            raise RuntimeError("a defect")
+        return real(table, entries)
+
+    monkeypatch.setattr(Table, "put", put)
+    assert driver.delete([bench.key("nobody")]) == [DeleteStatus.ABSENT]
+    for number in range(100):
+        (result,) = driver.write([bench.chunk(1 + number, BIG)])
+        if result.status is WriteStatus.STORED:
+            break
+        assert result.status is WriteStatus.NO_SPACE
+    assert not broken
+    assert result.status is WriteStatus.STORED
 
 
 def test_a_delete_that_fails_is_told_and_can_be_tried_again(bench: Workbench, faults: Faults) -> None:

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from kvferry.api import DeleteStatus, ErrorKind, KVFerryError, WriteStatus
 from kvferry.testing.conformance.keyed_subject import Workbench
 from kvferry_backend_ssd.block_io import Purpose
-from plugins.backend_ssd.tests.ssd_bench import MIB, Faults, workbench
+from plugins.backend_ssd.tests.ssd_bench import MIB, Faults
 
 VALUE, HEAD, TABLE = ("write", Purpose.VALUE), ("write", Purpose.HEAD), ("write", Purpose.TABLE)
 FLUSH = ("flush", None)
-
-
-@pytest.fixture
-def faults() -> Faults:
-    return Faults()
-
-
-@pytest.fixture
-def bench(tmp_path: Path, faults: Faults) -> Iterator[Workbench]:
-    made = workbench(tmp_path, make_io=faults.make)
-    yield made
-    faults.held.set()
-    made.close_all()
 
 
 def changes(faults: Faults) -> list[tuple[str, Purpose | None]]:

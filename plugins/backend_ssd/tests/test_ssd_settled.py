@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from kvferry.api import WriteStatus
 from kvferry.testing.conformance.keyed_subject import Workbench
 from kvferry_backend_ssd.block_io import Purpose
-from plugins.backend_ssd.tests.ssd_bench import Faults, workbench
+from plugins.backend_ssd.tests.ssd_bench import Faults
 from plugins.backend_ssd.tests.ssd_raw import ENTRY, PAGE, StoredChunks, places
 
 SECTOR = 512
 _SEQUENCES = struct.Struct("<16xQQ")
-
-
-@pytest.fixture
-def faults() -> Faults:
-    return Faults()
-
-
-@pytest.fixture
-def bench(tmp_path: Path, faults: Faults) -> Iterator[Workbench]:
-    made = workbench(tmp_path, make_io=faults.make)
-    yield made
-    made.close_all()
 
 
 def sequences(folder: Path) -> dict[int, tuple[int, int]]:

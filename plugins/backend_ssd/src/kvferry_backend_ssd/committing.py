@@ -12,7 +12,7 @@ from kvferry.api import DeleteStatus, KVFerryError, WriteStatus
 from kvferry_backend_ssd.block_io import BlockIO, Piece, Purpose
 from kvferry_backend_ssd.bounce import Bounce
 from kvferry_backend_ssd.entry import EMPTY
-from kvferry_backend_ssd.faults import broken, fault
+from kvferry_backend_ssd.faults import fault, told_as
 from kvferry_backend_ssd.intake import Intake, Wave
 from kvferry_backend_ssd.layout import GROUP_SLOTS, USES_BYTES
 from kvferry_backend_ssd.store import Store
@@ -84,28 +84,27 @@ class CommitLane:
 
     def _commit(self, group: Wave) -> None:
         told = Wave(list(group.writings), list(group.deletions))
-        cleared: list[_Row] = []
+        cleared, self._doubtful = self._doubtful, []
         try:
-            cleared = self._write_entries(group)
+            self._write_entries(group, cleared)
             if group or cleared:
                 self._settle(group, cleared, self._flush())
         except Exception as error:  # noqa: BLE001 - the lane lives on, and nobody waits for ever
             self._abandon(group, cleared, error)
         self._intake.over(told, [row.sequence for row in self._doubtful])
 
-    def _write_entries(self, group: Wave) -> list[_Row]:
-        """Put what the group changes into the table, and what the table should have had before: rows that
-        are free once the disk knows it."""
+    def _write_entries(self, group: Wave, cleared: list[_Row]) -> None:
+        """Put what the group changes into the table, and what the table should have had before: nothing in
+        the place of ``cleared``, which is free once the disk knows it. What fails leaves both."""
         store = self._store
         with store.lock:
             entries, store.repairs = store.repairs, {}
-        cleared, self._doubtful = self._doubtful, []
         entries |= {row.slot: EMPTY for row in cleared}
         entries |= {each.place.slot: EMPTY for each in group.deletions}
         entries |= {each.slot: each.entry.to_bytes(store.tag) for each in group.writings}
         failed = self._table.put(entries)
         if not failed:
-            return cleared
+            return
         for writing in [each for each in group.writings if each.slot in failed]:
             group.writings.remove(writing)
             self._doubt(writing)
@@ -114,7 +113,7 @@ class CommitLane:
             group.deletions.remove(deletion)
             deletion.item.fail(fault(failed[deletion.place.slot], _NOT_DELETED, store.file.path))
         self._doubtful += [row for row in cleared if row.slot in failed]
-        return [row for row in cleared if row.slot not in failed]
+        cleared[:] = [row for row in cleared if row.slot not in failed]
 
     def _settle(self, group: Wave, cleared: list[_Row], error: OSError | None) -> None:
         """The flush behind a group has ended: tell what became of it."""
@@ -156,7 +155,6 @@ class CommitLane:
         with self._store.lock:
             for row in rows:
                 self._store.space.give_back(row.slot, row.slots)
-        self._intake.drop(row.sequence for row in rows)
 
     def _fail(self, group: Wave, cleared: list[_Row], told: KVFerryError) -> None:
         """Entries of the group may be in the file, and may not be found: take them out at once. Where
@@ -167,28 +165,19 @@ class CommitLane:
         if not self._table.put({row.slot: EMPTY for row in self._doubtful}) and self._flush() is None:
             undone, self._doubtful = self._doubtful, []
             self._forget(undone)
-        self._tell(group, told)
+        group.fail(told)
 
     def _abandon(self, group: Wave, cleared: list[_Row], error: Exception) -> None:
         """We have a defect: fail all that is under way."""
-        told = error
-        if not isinstance(told, KVFerryError):
-            _log.error("kvferry: the SSD backend failed while writing", exc_info=error)
-            told = broken(error)
         doubted = {row.slot for row in self._doubtful}
         for writing in group.writings:
             if writing.slot not in doubted:
                 self._doubt(writing)
         self._doubtful += [row for row in cleared if row.slot not in doubted]
-        self._tell(group, told)
-
-    def _tell(self, group: Wave, told: KVFerryError) -> None:
-        for writing in group.writings:
-            writing.item.fail(told)
-        for deletion in group.deletions:
-            deletion.item.fail(told)
+        group.fail(told_as(error, "writing"))
 
     # -- the order of uses -----------------------------------------------------------------------
+
     def _write_uses(self) -> bool:
         """Put the uses of groups that changed into the file; whether there were any. They matter to the
         order of eviction alone, so nothing waits for them, and what fails is tried with the next."""

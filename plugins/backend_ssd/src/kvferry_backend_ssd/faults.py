@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 
 from kvferry.api import ErrorKind, KVFerryError, Retry
+
+_log = logging.getLogger(__name__)
 
 _REMEDIES = {
     errno.ENOSPC: ("free space on this disk, or lower the tier's capacity", Retry.LATER),
@@ -62,6 +65,14 @@ def broken(error: Exception) -> KVFerryError:
     )
     told.__cause__ = error
     return told
+
+
+def told_as(error: Exception, doing: str) -> KVFerryError:
+    """What items are told that ``error`` hit while ``doing`` something. The log has a defect of ours."""
+    if isinstance(error, KVFerryError):
+        return error
+    _log.error("kvferry: the SSD backend failed while %s", doing, exc_info=error)
+    return broken(error)
 
 
 def short_write(result: int) -> OSError:

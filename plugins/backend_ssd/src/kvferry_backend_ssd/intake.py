@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from attrs import define, field
 
@@ -39,6 +39,13 @@ class Wave:
     def __bool__(self) -> bool:
         return bool(self.writings or self.deletions)
 
+    def fail(self, error: KVFerryError) -> None:
+        """Tell all of them."""
+        for writing in self.writings:
+            writing.item.fail(error)
+        for deletion in self.deletions:
+            deletion.item.fail(error)
+
 
 class Intake:
     """Takes items out of ``queue`` for the lanes that write, in the order in which they came.
@@ -56,29 +63,26 @@ class Intake:
         """How often something under way has ended."""
         self._busy: set[ChunkKey] = set()
         self._sequences: set[int] = set()
+        self._doubtful: Collection[int] = ()
         self._deletions = 0
 
     def settled(self) -> int:
         """Every entry below this sequence is durable with its value, or certainly gone."""
         with self._changed:
-            return min(self._store.floor, *self._sequences) if self._sequences else self._store.floor
+            return min((self._store.floor, *self._sequences, *self._doubtful))
 
-    def over(self, wave: Wave, doubtful: Iterable[int] = ()) -> None:
-        """What became of these is known, and told. Entries of the sequences ``doubtful`` may still be in the
-        file without their values."""
+    def over(self, wave: Wave, doubtful: Collection[int] | None = None) -> None:
+        """What became of these is known, and told. Where ``doubtful`` is given, entries of these sequences,
+        and of no others, may still be in the file without their values."""
         with self._changed:
             self._busy.difference_update(each.header.key for each in wave.writings)
             self._busy.difference_update(each.key for each in wave.deletions)
             self._sequences.difference_update(each.sequence for each in wave.writings)
-            self._sequences.update(doubtful)
+            if doubtful is not None:
+                self._doubtful = doubtful
             self._deletions -= len(wave.deletions)
             self._ended += 1
             self._changed.notify_all()
-
-    def drop(self, sequences: Iterable[int]) -> None:
-        """Entries that were doubtful are certainly gone."""
-        with self._changed:
-            self._sequences.difference_update(sequences)
 
     def gather(self, io: BlockIO) -> Wave:
         """What may begin now. Empty when nothing waits, or all that did was answered at once.

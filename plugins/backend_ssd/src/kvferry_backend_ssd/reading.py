@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -12,14 +11,12 @@ from kvferry.api import ChunkKey, KVFerryError, ReadStatus, Span
 from kvferry_backend_ssd.block_io import BlockIO, Piece, Purpose, cut
 from kvferry_backend_ssd.bounce import Bounce, is_aligned
 from kvferry_backend_ssd.entry import checksum
-from kvferry_backend_ssd.faults import broken, fault, os_error
+from kvferry_backend_ssd.faults import fault, os_error, told_as
 from kvferry_backend_ssd.index import Place
 from kvferry_backend_ssd.jobs import Item, Queue
 from kvferry_backend_ssd.layout import PAGE
 from kvferry_backend_ssd.recovery import load_once
 from kvferry_backend_ssd.store import Store
-
-_log = logging.getLogger(__name__)
 
 WAVE_BYTES = 16 << 20
 """What one lane takes on at once. A disk is fastest with some 64 MiB under way, and several lanes with less
@@ -84,13 +81,10 @@ class ReadLane:
         try:
             load_once(self._store, self._io)
             self._serve(wave, left)
-        except KVFerryError as error:
-            for item in left.values():
-                item.fail(error)
         except Exception as error:  # noqa: BLE001 - the lane lives on, and nobody waits for ever
-            _log.error("kvferry: the SSD backend failed while reading", exc_info=error)
+            told = told_as(error, "reading")
             for item in left.values():
-                item.fail(broken(error))
+                item.fail(told)
 
     def _serve(self, wave: Sequence[Item], left: dict[tuple[int, int], Item]) -> None:
         gone = self._store.file.gone()

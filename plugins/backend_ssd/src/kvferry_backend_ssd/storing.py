@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from queue import SimpleQueue
 
-from kvferry.api import KVFerryError
 from kvferry_backend_ssd.block_io import BlockIO
-from kvferry_backend_ssd.faults import broken, fault
+from kvferry_backend_ssd.faults import fault, told_as
 from kvferry_backend_ssd.intake import Intake, Wave
 from kvferry_backend_ssd.jobs import Queue
 from kvferry_backend_ssd.recovery import load_once
 from kvferry_backend_ssd.store import Store
 from kvferry_backend_ssd.writing import NOT_WRITTEN, DataPhase
-
-_log = logging.getLogger(__name__)
 
 Commits = SimpleQueue[Wave | None]
 """What waits for its entries, and ``None`` for each lane that has ended."""
@@ -49,34 +45,34 @@ class WriteLane:
         except Exception as error:  # noqa: BLE001 - the lane lives on, and nobody waits for ever
             self._abandon(wave, error)
             return
-        failed = Wave(writings=[each for each in wave.writings if each.error is not None])
-        wave.writings = [each for each in wave.writings if each.error is None]
-        self._release(failed)
+        self._release(wave)
         # Also an empty one: the table may have to forget something.
         self._commits.put(wave)
 
-    def _release(self, wave: Wave, told: KVFerryError | None = None) -> None:
-        """Fail writes that have no entry in the table."""
+    def _release(self, wave: Wave) -> None:
+        """Fail the writes of a wave that the disk refused, and leave the others in it."""
+        refused = Wave([each for each in wave.writings if each.error is not None])
+        if not refused:
+            return
+        wave.writings = [each for each in wave.writings if each.error is None]
+        self._give_back(refused)
+        for writing in refused.writings:
+            assert writing.error is not None
+            writing.item.fail(fault(writing.error, NOT_WRITTEN, self._store.file.path))
+        self._intake.over(refused)
+
+    def _give_back(self, wave: Wave) -> None:
+        """The slots of writes that have no entry in the table."""
         with self._store.lock:
             for writing in wave.writings:
                 self._store.space.give_back(writing.slot, writing.slots)
-        for writing in wave.writings:
-            if writing.error is not None:
-                writing.item.fail(fault(writing.error, NOT_WRITTEN, self._store.file.path))
-            elif told is not None:
-                writing.item.fail(told)
-        for deletion in wave.deletions:
-            if told is not None:
-                deletion.item.fail(told)
-        self._intake.over(wave)
 
     def _abandon(self, wave: Wave, error: Exception) -> None:
         """The store cannot be asked, or we have a defect: fail all that begins here or waits."""
-        told = error
-        if not isinstance(told, KVFerryError):
-            _log.error("kvferry: the SSD backend failed while writing", exc_info=error)
-            told = broken(error)
-        self._release(wave, told)
+        told = told_as(error, "writing")
+        self._give_back(wave)
+        wave.fail(told)
+        self._intake.over(wave)
         for _ in range(len(self._queue)):
             item = self._queue.take()
             if item is None:
