@@ -18,9 +18,12 @@ def quiet_when_closed(run: Callable[[], int]) -> int:
     try:
         try:
             code = run()
-        except SystemExit:
+        except SystemExit as leaving:
             # argparse prints its help and leaves; the interpreter would complain while it ends.
             sys.stdout.flush()
+            # Newer releases (3.11.7, not yet 3.11.2) keep silent about text that they could not write.
+            if not leaving.code and _closed():
+                return CLOSED_PIPE
             raise
         sys.stdout.flush()
     except BrokenPipeError:
