@@ -93,7 +93,8 @@ class ReadLane:
         again: Sequence[Item] = wave
         for attempt in range(_ATTEMPTS):
             begun = [reading for item in again if (reading := self._begin(item, left)) is not None]
-            self._move(begun)
+            with self._store.file.reading([self._where(reading.place) for reading in begun]):
+                self._move(begun)
             again = [each.item for each in begun if not self._end(each, left, attempt == _ATTEMPTS - 1)]
 
     def _begin(self, item: Item, left: dict[tuple[int, int], Item]) -> _Reading | None:
@@ -140,14 +141,17 @@ class ReadLane:
     def _pieces(self, reading: _Reading) -> Iterable[tuple[int, Piece, bool]]:
         """Offset in the value, piece, and whether it goes right into the span. Whole pages do, unless
         direct I/O finds the span at an odd address; what is left of the last page never does."""
-        store, place = self._store, reading.place
-        begin = store.file.layout.slot_at(place.slot) + place.head_bytes
-        straight = is_aligned(reading.address) or not store.file.direct
-        whole = place.size // PAGE * PAGE
+        begin, size = self._where(reading.place)
+        straight = is_aligned(reading.address) or not self._store.file.direct
+        whole = size // PAGE * PAGE
         for piece in cut(begin, reading.address, whole):
             yield piece.offset - begin, piece, straight
-        if whole < place.size:
+        if whole < size:
             yield whole, Piece(begin + whole, 0, PAGE), False
+
+    def _where(self, place: Place) -> tuple[int, int]:
+        """Offset and length of a value in the file."""
+        return self._store.file.layout.slot_at(place.slot) + place.head_bytes, place.size
 
     def _run(self, stretches: Sequence[_Stretch]) -> None:
         results = self._io.read(self._store.file.fd, [each.piece for each in stretches], Purpose.VALUE)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 from kvferry.api import ErrorKind, KVFerryError, Retry
 from kvferry_backend_ssd.block_io import BlockIO, Piece, Purpose
 from kvferry_backend_ssd.bounce import Bounce
 from kvferry_backend_ssd.faults import errno_text, fault, os_error
 from kvferry_backend_ssd.folder import SetFolder
+from kvferry_backend_ssd.huge_reads import HugeReads
 from kvferry_backend_ssd.layout import PAGE, SUPERBLOCK_BYTES, Layout
 from kvferry_backend_ssd.superblock import Superblock, Verdict
 
@@ -25,7 +28,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class StoreFile:
     """The file ``name`` of a folder, for as many slots as fit into ``room`` bytes.
 
-    Threads: ``gone`` from any; the rest one at a time.
+    Threads: ``gone`` and ``reading`` from any; the rest one at a time.
     """
 
     def __init__(self, folder: SetFolder, name: str, superblock: Superblock, room: int) -> None:
@@ -37,6 +40,7 @@ class StoreFile:
         self.damaged = False
         """Whether the file had contents and no superblock that could be read."""
         self.length = 0
+        self._huge_reads: HugeReads | None = None
         self._folder = folder
         self._superblock = superblock
         self._room = room
@@ -152,6 +156,12 @@ class StoreFile:
         all that is wanted, and as one stream of reads they make no sense to it."""
         self.fd = os.open(self.path, flags, 0o644)
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+        self._huge_reads = HugeReads(self.fd, self.layout.bytes_for(self.slots))
+
+    def reading(self, stretches: Iterable[tuple[int, int]]) -> AbstractContextManager[None]:
+        """Enter it around reads of these offsets and lengths, which makes them faster where it can. From
+        any thread."""
+        return nullcontext() if self._huge_reads is None else self._huge_reads.around(stretches)
 
     def _warn_buffered(self, error: OSError) -> None:
         _log.warning(
@@ -208,6 +218,9 @@ class StoreFile:
 
     def close(self) -> None:
         """Idempotent."""
+        if self._huge_reads is not None:
+            self._huge_reads.close()
+            self._huge_reads = None
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
