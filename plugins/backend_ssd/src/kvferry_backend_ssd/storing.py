@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 from kvferry_backend_ssd.block_io import BlockIO
@@ -25,7 +26,8 @@ class WriteLane:
         self._intake = intake
         self._commits = commits
         self._io = io
-        self._data = DataPhase(store, io)
+        self._beside = ThreadPoolExecutor(1, "kvferry-ssd-checksums")
+        self._data = DataPhase(store, io, self._beside)
 
     def run(self) -> None:
         try:
@@ -34,6 +36,7 @@ class WriteLane:
                     self._work()
         finally:
             self._commits.put(None)
+            self._beside.shutdown()
             self._io.close()
 
     def _work(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, wait
 
 from attrs import define, field
 
@@ -95,18 +96,27 @@ def slots_for(header: ChunkHeader, encoded: bytes, store: Store) -> int:
 class DataPhase:
     """Writes values and heads. Nothing can be found by them: that is for the table to say.
 
-    Threads: one at a time.
+    Threads: one at a time. ``beside`` runs checksums while values are written.
     """
 
-    def __init__(self, store: Store, io: BlockIO) -> None:
+    def __init__(self, store: Store, io: BlockIO, beside: Executor) -> None:
         self._store = store
         self._io = io
+        self._beside = beside
         self._bounce = Bounce(BOUNCE_BYTES)
         self._waiting: list[tuple[Writing, Piece]] = []
 
     def run(self, writings: Sequence[Writing], settled: int) -> None:
         """Afterwards each has its ``entry``, which says that what is below ``settled`` needs no look at a
         restart, or an ``error``."""
+        summing = self._beside.submit(_checksums, writings)
+        try:
+            self._write_values(writings)
+        finally:
+            wait([summing])  # nobody looks at the memory of a write that has ended
+        self._write_heads(writings, summing.result(), settled)
+
+    def _write_values(self, writings: Sequence[Writing]) -> None:
         for writing in writings:
             for at, piece, direct in self._values(writing):
                 if direct:
@@ -116,11 +126,10 @@ class DataPhase:
                     content = inside if len(inside) == piece.length else bytes(inside) + writing.padding
                     self._through(writing, piece, content, Purpose.VALUE)
         self._hand_over(Purpose.VALUE)
-        self._heads(writings, settled)
 
-    def _heads(self, writings: Sequence[Writing], settled: int) -> None:
-        for writing in writings:
-            entry = writing.describe(checksum(writing.view, writing.padding), settled)
+    def _write_heads(self, writings: Sequence[Writing], checksums: Sequence[bytes], settled: int) -> None:
+        for writing, its_checksum in zip(writings, checksums, strict=True):
+            entry = writing.describe(its_checksum, settled)
             head = entry.to_bytes(self._store.tag) + writing.encoded[HEADER_ROOM:]
             length = writing.head_bytes
             piece = Piece(self._store.file.layout.slot_at(writing.slot), 0, length)
@@ -153,3 +162,7 @@ class DataPhase:
             if result != piece.length and writing.error is None:
                 writing.error = short_write(result)
         self._bounce.reset()
+
+
+def _checksums(writings: Sequence[Writing]) -> list[bytes]:
+    return [checksum(writing.view, writing.padding) for writing in writings]
