@@ -1,6 +1,14 @@
 """The stable surface: what plugins are written against. Imports nothing else of kvferry."""
 
 from kvferry.api.backend import Backend
+from kvferry.api.channel import (
+    MAX_EXPORT_BYTES,
+    Channel,
+    ChannelContext,
+    Connection,
+    RemoteOp,
+    RemoteRegion,
+)
 from kvferry.api.chunk_header import ChunkHeader
 from kvferry.api.command import Command
 from kvferry.api.errors import ErrorKind, KVFerryError, KVFerryErrors, Retry
@@ -59,6 +67,7 @@ from kvferry.api.specs import (
     AnySpec,
     BackendCapabilities,
     BackendSpec,
+    ChannelCapabilities,
     ChannelSpec,
     CommandSpec,
     ConnectorSpec,
@@ -71,7 +80,15 @@ from kvferry.api.specs import (
     StagingSpec,
 )
 from kvferry.api.threaded import ThreadedBackend
-from kvferry.api.tickets import DeleteStatus, ItemResult, ProbeStatus, ReadStatus, Ticket, WriteStatus
+from kvferry.api.tickets import (
+    DeleteStatus,
+    ItemResult,
+    ProbeStatus,
+    ReadStatus,
+    Ticket,
+    TransferStatus,
+    WriteStatus,
+)
 from kvferry.api.units import (
     UNLIMITED,
     ByteLimit,
@@ -91,6 +108,7 @@ __all__ = [
     "DIGEST_BYTES",
     "ENTRY_POINT_GROUP",
     "KEY_FORMAT_VERSION",
+    "MAX_EXPORT_BYTES",
     "NO_PARENT",
     "OFFER_GROUP",
     "PROJECT",
@@ -107,6 +125,9 @@ __all__ = [
     "BackendSpec",
     "ByteLimit",
     "ByteSize",
+    "Channel",
+    "ChannelCapabilities",
+    "ChannelContext",
     "ChannelSpec",
     "Check",
     "ChunkHeader",
@@ -114,6 +135,7 @@ __all__ = [
     "Claim",
     "Command",
     "CommandSpec",
+    "Connection",
     "ConnectorSpec",
     "DeleteStatus",
     "DeviceSpec",
@@ -148,6 +170,8 @@ __all__ = [
     "QuotaPolicy",
     "ReadStatus",
     "Region",
+    "RemoteOp",
+    "RemoteRegion",
     "Retry",
     "Rule",
     "Scope",
@@ -158,6 +182,7 @@ __all__ = [
     "StagingSpec",
     "ThreadedBackend",
     "Ticket",
+    "TransferStatus",
     "Truth",
     "WriteStatus",
     "format_duration",

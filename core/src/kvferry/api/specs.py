@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
+from kvferry.api.memory import MemoryKind
+
 
 @frozen(kw_only=True)
 class Manifest:
@@ -97,12 +99,39 @@ class CommandSpec:
 
 
 @frozen(kw_only=True)
+class ChannelCapabilities:
+    """Claims about a channel. Core enforces each one; the conformance kit proves it."""
+
+    memory: frozenset[MemoryKind] = frozenset({MemoryKind.HOST})
+    """What kinds of regions can be registered."""
+    read: bool = True
+    """One-sided reads."""
+    write: bool = True
+    """One-sided writes."""
+    register_before_connect: bool = False
+    """A peer sees only the regions that were registered before it connected."""
+    same_host: bool = False
+    """Reaches peers on this machine alone."""
+    max_ops: int | None = None
+    """How many operations one call takes; core cuts longer lists."""
+    max_registered_bytes: int | None = None
+    """How much memory can be registered together; ``None`` where only the system limits it."""
+    reconnect: bool = True
+    """A peer that comes back in a new epoch can be connected to without opening the channel again."""
+    staging: bool = True
+    """May work out of a staging arena, in place of whole tiers."""
+
+
+@frozen(kw_only=True)
 class ChannelSpec:
     """A channel that moves spans between arenas of two data planes."""
 
     name: str
     factory: str
+    """Class with the shape of :class:`kvferry.api.Channel`."""
     options: str
+    """attrs class of the keys of the section ``channel:``, beside ``use``."""
+    capabilities: ChannelCapabilities = ChannelCapabilities()
     summary: str = ""
 
 

@@ -59,7 +59,16 @@ class DeleteStatus(enum.Enum):
     FAILED = "failed"
 
 
-Status = TypeVar("Status", WriteStatus, ReadStatus, ProbeStatus, DeleteStatus)
+class TransferStatus(enum.Enum):
+    """What became of one operation of a channel."""
+
+    DONE = "done"
+    """The bytes are in place."""
+    FAILED = "failed"
+    """The bytes at the destination mean nothing; the result's error says why."""
+
+
+Status = TypeVar("Status", WriteStatus, ReadStatus, ProbeStatus, DeleteStatus, TransferStatus)
 
 
 @frozen
@@ -175,7 +184,7 @@ class Ticket(Generic[Status]):
                     "a ticket is completed exactly once, with one result per item",
                     kind=ErrorKind.INTERNAL,
                     why=why,
-                    remedy="report it to the author of the backend",
+                    remedy="report it to the author of whatever did the work",
                 )
             self._results = tuple(results)
             callbacks, self._callbacks = self._callbacks, []
