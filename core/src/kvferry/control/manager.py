@@ -128,9 +128,13 @@ class CacheManager:
         tail_keys: TailKeys,
         limit_tokens: int,
         slice_keys: int = SLICE_KEYS,
+        *,
+        lease_seconds: float | None = None,
     ) -> MatchCursor:
-        """A match that gives the caller the chance to let go of the lock between slices."""
-        return MatchCursor(self._readers, owner, keys, tail_keys, limit_tokens, slice_keys)
+        """A match that gives the caller the chance to let go of the lock between slices. Its lease lasts
+        ``lease_seconds``, by default as long as any."""
+        seconds = self._readers.lease_seconds if lease_seconds is None else lease_seconds
+        return MatchCursor(self._readers, owner, keys, tail_keys, limit_tokens, slice_keys, seconds)
 
     def begin_load(self, lease: int) -> LeaseOutcome:
         """Workers are about to be told to read. The lease has no deadline from here on, and ends by
@@ -145,10 +149,12 @@ class CacheManager:
         """Give a read lease back. ``DEFERRED`` while a load is in flight: its result ends it."""
         return self._readers.release(lease)
 
-    def renew(self, lease: int, now: float) -> LeaseOutcome:
-        """A full time from ``now`` on, for a read lease or a reservation."""
-        write = isinstance(self._leases.write(lease), WriteLease)
-        seconds = self._writers.write_seconds if write else self._readers.lease_seconds
+    def renew(self, lease: int, now: float, seconds: float | None = None) -> LeaseOutcome:
+        """A full time from ``now`` on, for a read lease or a reservation, or these ``seconds``; never less
+        than it has."""
+        if seconds is None:
+            write = isinstance(self._leases.write(lease), WriteLease)
+            seconds = self._writers.write_seconds if write else self._readers.lease_seconds
         return self._leases.extend(lease, now + seconds)
 
     # Writing

@@ -70,6 +70,7 @@ class MatchCursor:
         tail_keys: TailKeys,
         limit_tokens: int,
         slice_keys: int,
+        lease_seconds: float,
     ) -> None:
         chunk = readers.residency.entries.chunk_tokens
         self._readers = readers
@@ -78,6 +79,7 @@ class MatchCursor:
         self._tail_keys = tail_keys
         self._limit = limit_tokens
         self._slice = slice_keys
+        self._lease_seconds = lease_seconds
         self._wanted = min(len(keys), max(limit_tokens, 0) // chunk)
         self._count = 0
         self._last = ROOT
@@ -109,7 +111,7 @@ class MatchCursor:
         """``False`` when the lease expired, or its owner ended, between two slices."""
         readers = self._readers
         if self._lease is None:
-            self._lease = readers.leases.open_read(self._owner, now + readers.lease_seconds)
+            self._lease = readers.leases.open_read(self._owner, now + self._lease_seconds)
         elif readers.leases.read(self._lease.number) is not self._lease:
             return False
         readers.residency.hold(rows)
