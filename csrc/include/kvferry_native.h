@@ -44,6 +44,15 @@ void kvf_touch(uint64_t address, uint64_t length);
  * (which is no promise that it has any), 0 when not. */
 int kvf_advise_hugepages(uint64_t address, uint64_t length);
 
+/* Read the memory of another process: length[i] bytes from its address remote[i] to local[i], for every i.
+ *
+ * result[i] becomes length[i] or -errno: -EFAULT where a part of the span is not mapped on either side,
+ * -EOVERFLOW where it wraps around the address space, and for all that are left -ESRCH when the process is
+ * gone, -EPERM when the system forbids it, -ENOSYS when it has no such call. Short transfers are continued.
+ * Without success part of the bytes may have been moved. A process that is stopped is read all the same. */
+void kvf_process_read(int pid, const uint64_t *local, const uint64_t *remote, const uint64_t *length,
+                      int64_t *result, size_t count);
+
 /* A ring of the kernel's io_uring, used for lists of reads or writes. Needs Linux 5.6. */
 struct kvf_uring;
 typedef struct kvf_uring kvf_uring;

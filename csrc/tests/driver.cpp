@@ -110,6 +110,7 @@ int main() {
   for (int round = 0; round < 4; ++round) random_plans(random, 700000, 4);
   refusals();
   population();
+  process_memory_cases();
   uring_cases();
   return failures == 0 ? 0 : 1;
 }

@@ -24,7 +24,7 @@ def build(folder: Path, sanitizers: str) -> Path:
     if subprocess.run(trial, capture_output=True, check=False).returncode != 0:
         pytest.skip(f"{compiler} has no library for -fsanitize={sanitizers}")
     program = folder / "driver"
-    sources = [CSRC / "tests/driver.cpp", CSRC / "tests/driver_uring.cpp", *CSRC.glob("src/*.cpp")]
+    sources = [*CSRC.glob("tests/driver*.cpp"), *CSRC.glob("src/*.cpp")]
     command = [compiler, *flags, "-I", str(CSRC / "include"), *map(str, sources), "-ldl", "-o", str(program)]
     subprocess.run(command, check=True)
     return program

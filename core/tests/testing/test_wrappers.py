@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvferry import api
-from kvferry.testing import backends, commands, eviction, keyed_backends
+from kvferry.testing import backends, channels, commands, eviction, keyed_backends
 from kvferry.testing.faults import FaultPlan
 from kvferry.testing.faulty_backend import FaultyBackend
 
@@ -20,6 +20,8 @@ PAIRS: dict[type, tuple[type, type]] = {
     api.Arena: (backends.NullArena, backends.ForwardingArena),
     api.EvictionPolicy: (eviction.NullEvictionPolicy, eviction.ForwardingEvictionPolicy),
     api.QuotaPolicy: (eviction.NullQuotaPolicy, eviction.ForwardingQuotaPolicy),
+    api.Channel: (channels.NullChannel, channels.ForwardingChannel),
+    api.Connection: (channels.NullConnection, channels.ForwardingConnection),
     api.Command: (commands.NullCommand, commands.ForwardingCommand),
 }
 
@@ -97,6 +99,27 @@ def test_the_null_quota_policy_keeps_quotas_and_gives_nothing_up() -> None:
     assert [policy.forget_quota("a"), policy.forget_quota("a")] == [True, False]
     assert policy.evict_owned("a", 1, lambda _: api.Claim.TAKEN) == api.NotEnough(0)
     assert policy.evict(1, lambda _: api.Claim.TAKEN) == api.NotEnough(0)
+
+
+def test_the_null_channel_reaches_nobody() -> None:
+    channel = channels.NullChannel()
+    with pytest.raises(api.KVFerryError) as caught:
+        channel.connect(channel.export(), 0.0)
+    assert caught.value.kind is api.ErrorKind.IO
+    connection = channels.NullConnection()
+    assert (connection.alive, connection.regions()) == (False, {})
+    for call in (channel.read, channel.write):
+        ticket = call(connection, [api.RemoteOp(api.Span("m", 0, 8), "m", 0)] * 2, 0.0)
+        kinds = [result.error and result.error.kind for result in ticket.results]
+        assert kinds == [api.ErrorKind.IO] * 2
+
+
+def test_a_forwarding_connection_is_alive_as_long_as_the_other() -> None:
+    class Alive(channels.NullConnection):
+        alive = True
+
+    assert not channels.ForwardingConnection(channels.NullConnection()).alive
+    assert channels.ForwardingConnection(Alive()).alive
 
 
 def test_the_null_command_succeeds() -> None:

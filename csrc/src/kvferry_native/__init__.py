@@ -12,6 +12,7 @@ from kvferry_native._native import (
     io_uring_refusal,
     pack_tokens,
     populate,
+    process_read,
 )
 
 __version__ = "0.1.0"
@@ -25,4 +26,5 @@ __all__ = [
     "io_uring_refusal",
     "pack_tokens",
     "populate",
+    "process_read",
 ]

@@ -121,6 +121,19 @@ bool advise_hugepages(uint64_t address, uint64_t length) {
   return kvf_advise_hugepages(address, length) == 1;
 }
 
+void process_read(int pid, const py::object &local, const py::object &remote, const py::object &lengths,
+                  const py::object &results) {
+  const Words here(local, "local");
+  const Words there(remote, "remote");
+  const Words sizes(lengths, "lengths");
+  const Results moved(results, "results", PyBUF_WRITABLE);
+  require_same(here, "local", there, "remote");
+  require_same(here, "local", sizes, "lengths");
+  require_same(here, "local", moved, "results");
+  py::gil_scoped_release unlocked;
+  kvf_process_read(pid, here.data(), there.data(), sizes.data(), moved.data(), here.size());
+}
+
 [[noreturn]] void raise_os_error(int code, const std::string &text) {
   PyErr_SetObject(PyExc_OSError, py::make_tuple(code, text).ptr());
   throw py::error_already_set();
@@ -229,6 +242,16 @@ constexpr const char *kAdviseDoc = R"doc(
 Ask for huge pages in a mapping. True when the system accepted the advice, which is no promise that it
 has any.)doc";
 
+constexpr const char *kProcessReadDoc = R"doc(
+Read the memory of process `pid`: lengths[i] bytes from its address remote[i] to our address local[i],
+for every i.
+
+The first three are one-dimensional contiguous buffers of uint64, `results` a writable one of int64, all
+of one size. results[i] becomes lengths[i], or -errno: -EFAULT for a span that is not mapped as a whole,
+and for all that are left -ESRCH when the process is gone, -EPERM when the system forbids it, -ENOSYS when
+it has no such call. Where it is negative, a part may have been moved. Runs without the GIL; a process
+that is stopped is read all the same. Raises TypeError and ValueError for wrong arrays.)doc";
+
 constexpr const char *kRefusalDoc = R"doc(
 Why the kernel's io_uring cannot be used, as one sentence without a full stop; "" when it can.
 
@@ -278,6 +301,8 @@ PYBIND11_MODULE(_native, module) {
   module.def("populate", &populate, arg("address"), arg("length"), arg("allow_touch") = true,
              kPopulateDoc);
   module.def("advise_hugepages", &advise_hugepages, arg("address"), arg("length"), kAdviseDoc);
+  module.def("process_read", &process_read, arg("pid"), arg("local"), arg("remote"), arg("lengths"),
+             arg("results"), kProcessReadDoc);
   module.def("io_uring_refusal", &io_uring_refusal, kRefusalDoc);
   py::class_<IoUring>(module, "IoUring", kRingDoc)
       .def(py::init<int>(), arg("entries"))

@@ -87,12 +87,11 @@ class Channel(Protocol):
     touch what has come in its place.
 
     **Submitting.** ``read`` and ``write`` take operations and return a ticket without waiting for the
-    peer. Each operation has a result of its own, so one that fails leaves the others alone; none of them is
-    begun when the batch itself is wrong. No order is promised between operations. An operation of length 0 is
+    peer. Each operation has a result of its own, so one that fails leaves the others alone. No order is promised between operations. An operation of length 0 is
     done, if both sides of it lie inside their regions. A ticket is completed exactly once, from any thread,
     and at the latest soon after ``deadline``, a time of the context's clock: what is not done by then fails
-    with the kind ``TIMEOUT``. After :meth:`kvferry.api.Ticket.cancel` it ends soon, with the kind
-    ``CANCELLED`` for what is not done.
+    with the kind ``TIMEOUT``; of what comes with a deadline that has passed no byte moves. After
+    :meth:`kvferry.api.Ticket.cancel` it ends soon, with the kind ``CANCELLED`` for what is not done.
 
     **Bytes.** Of a read that is ``DONE`` the bytes lie in the local span; of a write, in the peer's memory,
     and the peer's own threads find them there. Nothing but the named bytes is written on either side. Once a
@@ -108,13 +107,15 @@ class Channel(Protocol):
     **Failing.** A peer that is gone or does not answer fails operations with the kind ``IO``, a closed
     connection or channel with ``CLOSED``; nothing waits beyond its deadline.
 
-    Threads: ``open`` and ``close`` from one; the rest from any, at the same time.
+    Threads: ``open`` and ``close`` from one; the rest from any, at the same time. Before ``open`` and after
+    ``close`` the rest raise :class:`kvferry.api.KVFerryError` of kind ``CLOSED``.
     """
 
     def open(self, context: ChannelContext) -> None:
         """Get ready to be connected to; may block up to ``context.operation_seconds``.
 
-        Raises :class:`kvferry.api.KVFerryError` when that is impossible; nothing is left open then.
+        Raises :class:`kvferry.api.KVFerryError` when that is impossible, and nothing is left open then; of
+        kind ``INTERNAL`` the second time.
         """
         ...
 
@@ -129,9 +130,9 @@ class Channel(Protocol):
         ...
 
     def deregister(self, name: str) -> None:
-        """Take a region back. When this returns nothing is written into it any more, and no operation that
-        names it ends as ``DONE`` later: they have failed or ended, those of peers too. A name that is not
-        registered is no error."""
+        """Take a region back. When this returns nothing touches it any more, and what ends as ``DONE`` later,
+        here or at a peer, had its bytes in place before. Operations that name it fail with the kind
+        ``PROTOCOL``. A name that is not registered is no error."""
         ...
 
     def export(self) -> bytes:
@@ -154,8 +155,7 @@ class Channel(Protocol):
     ) -> Ticket[TransferStatus]:
         """Bring bytes of the peer into local spans. At most ``max_ops`` operations, which core sees to.
 
-        Raises :class:`kvferry.api.KVFerryError` of kind ``CLOSED`` before ``open`` and after ``close``,
-        and ``INTERNAL`` for a connection of another channel.
+        Raises :class:`kvferry.api.KVFerryError` (``INTERNAL``) for a connection of another channel.
         """
         ...
 

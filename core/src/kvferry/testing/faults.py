@@ -2,7 +2,7 @@
 
 A plan is frozen, can be drawn from a seed, and prints itself as code. Whoever injects it asks a
 :class:`FaultPlayer` before every call. :mod:`kvferry.testing.faulty_backend` injects above a backend,
-:mod:`kvferry.testing.faulty_files` below one.
+:mod:`kvferry.testing.faulty_files` below one, :mod:`kvferry.testing.faulty_channel` above a channel.
 """
 
 from __future__ import annotations
@@ -96,6 +96,16 @@ class ReorderCompletion:
 
 
 @frozen
+class Drop:
+    """The call reaches nobody, and ends when its deadline is over."""
+
+
+@frozen
+class LateWrite:
+    """After the work was told of, its memory is written once more."""
+
+
+@frozen
 class Crash:
     """The process dies at the beginning of the call."""
 
@@ -113,6 +123,8 @@ Effect = (
     | LoseCompletion
     | DoubleCompletion
     | ReorderCompletion
+    | Drop
+    | LateWrite
     | Crash
 )
 

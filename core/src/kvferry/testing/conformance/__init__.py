@@ -2,6 +2,7 @@
 
 from kvferry.testing.conformance.addressable import AddressableBackendConformance
 from kvferry.testing.conformance.base import Conformance, needs
+from kvferry.testing.conformance.channel import ChannelConformance
 from kvferry.testing.conformance.eviction import EvictionConformance
 from kvferry.testing.conformance.keyed import BackendConformance
 from kvferry.testing.conformance.manifest import ManifestConformance
@@ -11,6 +12,7 @@ from kvferry.testing.conformance.rules import RuleConformance
 __all__ = [
     "AddressableBackendConformance",
     "BackendConformance",
+    "ChannelConformance",
     "Conformance",
     "EvictionConformance",
     "ManifestConformance",

@@ -27,7 +27,7 @@ from kvferry.api import (
 )
 from kvferry.api.memory import ArenaOptions
 from kvferry.data.arena import MemoryFileArena
-from kvferry.testing.conformance.guarded import GuardedMemory
+from kvferry.testing.guarded import GuardedMemory
 
 
 def digest(*parts: object) -> bytes:

@@ -12,9 +12,9 @@ from attrs import define, field
 from kvferry.api import Backend, BackendContext, BackendSpec, ChunkHeader, ChunkKey, ErrorKind, KVFerryError
 from kvferry.plugins import LoadedPlugins
 from kvferry.testing.conformance.driver import Driver, digest, header_of, make_context, value_of
-from kvferry.testing.conformance.guarded import GuardedMemory
 from kvferry.testing.conformance.raw import RawStore
 from kvferry.testing.conformance.subject import BackendSubject
+from kvferry.testing.guarded import GuardedMemory
 
 Chunk = tuple[ChunkHeader, bytes]
 

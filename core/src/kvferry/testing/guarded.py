@@ -12,9 +12,12 @@ from kvferry.api import Region, Span
 
 _GUARD = 64
 _FENCE = 0xA5
-_BLANK = 0x5A
+BLANK = 0x5A
+"""What a span holds that was reserved."""
 _BEYOND = 4096
 """How far behind the last fence is looked as well."""
+MEMORY = "memory"
+"""The region of a side."""
 
 
 @define
@@ -23,23 +26,28 @@ class GuardedMemory:
 
     Spans begin at odd offsets as well as at even ones, and fences lie between them. What is not lent
     is remembered, so that :meth:`trespasses` can tell when a byte of it changed. Any thread.
+
+    ``region`` is memory of this name and length that somebody else owns; without it the memory is new. Where
+    bytes move between two memories, each needs a ``fence`` of its own, or one that is copied onto the
+    other's would not show.
     """
 
     name: str
     length: int
-    region: Region = field(init=False)
+    region: Region = field()
+    fence: int = _FENCE
+    """The byte that lies between the spans."""
     _edge: int = 0
     """Where the last fence ends."""
     _lent: dict[Span, bool] = field(factory=dict)
     _expected: dict[Span, bytes] = field(factory=dict)
     _lock: threading.Lock = field(factory=threading.Lock)
 
-    def __attrs_post_init__(self) -> None:
+    @region.default
+    def _new_memory(self) -> Region:
         memory = mmap.mmap(-1, self.length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         window = (ctypes.c_ubyte * self.length).from_buffer(memory)
-        self.region = Region(
-            name=self.name, address=ctypes.addressof(window), length=self.length, keep_alive=window
-        )
+        return Region(name=self.name, address=ctypes.addressof(window), length=self.length, keep_alive=window)
 
     def take(self, data: bytes) -> Span:
         """A span that holds ``data`` and is lent from now on."""
@@ -55,8 +63,8 @@ class GuardedMemory:
             end = offset + length
             assert end + _GUARD <= self.length, "the kit's memory is too small for this law"
             span = Span(self.name, offset, length)
-            ctypes.memset(self.region.address + edge, _FENCE, end + _GUARD - edge)
-            ctypes.memset(self.region.address + offset, _BLANK, length)
+            ctypes.memset(self.region.address + edge, self.fence, end + _GUARD - edge)
+            ctypes.memset(self.region.address + offset, BLANK, length)
             self._edge = end + _GUARD
             self._lent[span] = True
             return span
@@ -81,8 +89,8 @@ class GuardedMemory:
         at = 0
         for span in [*self._lent, Span(self.name, edge, 0)]:
             gap = whole[at : span.offset]
-            if gap != bytes([_FENCE]) * len(gap):
-                wrong = at + next(number for number, byte in enumerate(gap) if byte != _FENCE)
+            if gap != bytes([self.fence]) * len(gap):
+                wrong = at + next(number for number, byte in enumerate(gap) if byte != self.fence)
                 found.append(f"byte {wrong} lies outside every span and was changed")
             at = span.offset + span.length
         if any(whole[edge:]):
@@ -91,3 +99,17 @@ class GuardedMemory:
             if whole[span.offset : span.offset + span.length] != expected:
                 found.append(f"{span} was changed after its ticket had ended")
         return found
+
+
+def side_memory(length: int, number: int, region: Region | None = None) -> GuardedMemory:
+    """The memory of one of several sides between which bytes move. All bear the same name, and those of other
+    numbers begin elsewhere and have other fences: whoever takes one side for the other, an offset of one for
+    that of the other, or copies too much, is noticed."""
+    fence = _FENCE ^ number % 16
+    memory = (
+        GuardedMemory(MEMORY, length, fence=fence)
+        if region is None
+        else GuardedMemory(MEMORY, length, region, fence)
+    )
+    memory.settle(memory.reserve(1000 + 77 * (number % 16)))
+    return memory
