@@ -109,6 +109,22 @@ DISK: Sequence[Figure] = (
 )
 
 FIGURES: Sequence[Figure] = (
+    Figure(
+        bench="directory",
+        name="directory of a million keys: changes",
+        path=("changes_per_second",),
+        unit="keys/s",
+        goal=Goal.AT_LEAST,
+        target=50_000.0,
+    ),
+    Figure(
+        bench="directory",
+        name="directory of a million keys: finding 512",
+        path=("find_512_ms",),
+        unit="ms",
+        goal=Goal.AT_MOST,
+        target=1.0,
+    ),
     _copy("gather", "64 KiB", 0.9),
     _copy("scatter", "64 KiB", 0.9),
     _copy("gather", "4 KiB", 0.6),
