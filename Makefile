@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 VLLM023_VENV := .venv-vllm-023
 CORE_VENV := .venv-core
-PACKAGES := -e core -e plugins/backend_cpu -e plugins/backend_ssd -e plugins/eviction_policies -e plugins/connector_vllm
+PACKAGES := -e core -e plugins/backend_cpu -e plugins/backend_ssd -e plugins/eviction_policies -e plugins/transport_tcp \
+	-e plugins/transport_local -e plugins/sharing_p2p -e plugins/connector_vllm
 MANIFESTS := pyproject.toml requirements/engine.txt $(wildcard core/pyproject.toml csrc/pyproject.toml plugins/*/pyproject.toml)
 NATIVE := $(wildcard csrc/CMakeLists.txt csrc/src/*.cc csrc/src/*.cpp csrc/src/*/*.py csrc/include/*.h)
 SEED ?= 1

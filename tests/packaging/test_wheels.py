@@ -19,6 +19,9 @@ SOURCES = {
     "kvferry_backend_ssd": "plugins/backend_ssd",
     "kvferry_eviction_policies": "plugins/eviction_policies",
     "kvferry_connector_vllm": "plugins/connector_vllm",
+    "kvferry_transport_tcp": "plugins/transport_tcp",
+    "kvferry_transport_local": "plugins/transport_local",
+    "kvferry_sharing_p2p": "plugins/sharing_p2p",
 }
 
 

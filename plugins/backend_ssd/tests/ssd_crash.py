@@ -12,7 +12,7 @@ from attrs import define, evolve, field, frozen
 
 from kvferry.api import ChunkHeader, ChunkKey, DeleteStatus, ReadStatus, WriteStatus
 from kvferry.testing.conformance.driver import Driver, digest, header_of, make_context, value_of
-from kvferry.testing.conformance.guarded import GuardedMemory
+from kvferry.testing.guarded import GuardedMemory
 from kvferry_backend_ssd.backend import SSDBackend
 from kvferry_backend_ssd.block_io import BlockIO, BlockIOFactory
 from kvferry_backend_ssd.choice import choose_io

@@ -86,12 +86,13 @@ class Channel(Protocol):
     earlier one is refused, and one that was made ends when the peer does. Operations then fail, and never
     touch what has come in its place.
 
-    **Submitting.** ``read`` and ``write`` take operations and return a ticket without waiting for the
-    peer. Each operation has a result of its own, so one that fails leaves the others alone. No order is promised between operations. An operation of length 0 is
-    done, if both sides of it lie inside their regions. A ticket is completed exactly once, from any thread,
-    and at the latest soon after ``deadline``, a time of the context's clock: what is not done by then fails
-    with the kind ``TIMEOUT``; of what comes with a deadline that has passed no byte moves. After
-    :meth:`kvferry.api.Ticket.cancel` it ends soon, with the kind ``CANCELLED`` for what is not done.
+    **Submitting.** ``read`` and ``write`` take operations and return a ticket without waiting for the peer.
+    Each operation has a result of its own, so one that fails leaves the others alone. No order is promised
+    between operations. An operation of length 0 is done, if both sides of it lie inside their regions. A
+    ticket is completed exactly once, from any thread, and at the latest soon after ``deadline``, a time of
+    the context's clock: what is not done by then fails with the kind ``TIMEOUT``; of what comes with a
+    deadline that has passed no byte moves. After :meth:`kvferry.api.Ticket.cancel` it ends soon, with the
+    kind ``CANCELLED`` for what is not done.
 
     **Bytes.** Of a read that is ``DONE`` the bytes lie in the local span; of a write, in the peer's memory,
     and the peer's own threads find them there. Nothing but the named bytes is written on either side. Once a
