@@ -108,10 +108,11 @@ class Engine:
     def close(self, deadline: float) -> bool:
         """Whether everything was over by then. May be called again if not."""
         error = closed("channel", self.where)
-        self.regions.say_closed()
+        # Before peers can see it: what they do then would end our operations with another error.
         self.active.close(error)
         for link in self.reception.everybody():
             link.finish(error)
+        self.regions.say_closed()
         copied = self._pool.close(deadline - self.context.clock())
         if not self.service.close(max(0.5, deadline - self.context.clock())) or not copied:
             return False
