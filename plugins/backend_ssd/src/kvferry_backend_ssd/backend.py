@@ -59,8 +59,8 @@ class SSDBackend:
     format for what lies where.
 
     ``make_io`` makes the objects through which every byte goes, one for each lane; by default what the
-    options choose. Threads of its own: ``WRITE_LANES`` that write values, one that makes them durable and
-    deletes, ``READ_LANES`` that read.
+    options choose. Threads of its own: ``WRITE_LANES`` that write values, each with one that computes
+    their checksums, one that makes them durable and deletes, ``READ_LANES`` that read.
     """
 
     def __init__(self, options: SSDOptions, capacity: int, make_io: BlockIOFactory | None = None) -> None:

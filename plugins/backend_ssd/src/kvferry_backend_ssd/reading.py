@@ -93,7 +93,7 @@ class ReadLane:
         again: Sequence[Item] = wave
         for attempt in range(_ATTEMPTS):
             begun = [reading for item in again if (reading := self._begin(item, left)) is not None]
-            with self._store.file.reading([self._where(reading.place) for reading in begun]):
+            with self._store.file.reading(self._where(reading.place) for reading in begun):
                 self._move(begun)
             again = [each.item for each in begun if not self._end(each, left, attempt == _ATTEMPTS - 1)]
 

@@ -109,6 +109,8 @@ class DataPhase:
     def run(self, writings: Sequence[Writing], settled: int) -> None:
         """Afterwards each has its ``entry``, which says that what is below ``settled`` needs no look at a
         restart, or an ``error``."""
+        if not writings:
+            return
         summing = self._beside.submit(_checksums, writings)
         try:
             self._write_values(writings)
