@@ -85,6 +85,7 @@ class SSDTier:
         self._before = before
         options = SSDOptions(path=str(folder), direct=direct, queue_depth=depth)
         self._backend = SSDBackend(options, capacity_for(chunks, chunk_bytes))
+        self._headers = [header(number, chunk_bytes) for number in range(chunks)]
         self._arena = MemoryFileArena(REGION, before + chunk_bytes * window)
 
     def __enter__(self) -> Self:
@@ -132,7 +133,7 @@ class SSDTier:
         return self._slide(self._read, ReadStatus.FOUND)
 
     def clear(self) -> None:
-        keys = [ChunkKey(NAMESPACE, digest(number)) for number in range(self.chunks)]
+        keys = [header.key for header in self._headers]
         self._finish(self._backend.delete(keys, time.monotonic() + SECONDS), DeleteStatus.DELETED)
 
     def batch(self, numbers: Sequence[int], *, write: bool) -> float:
@@ -146,11 +147,11 @@ class SSDTier:
         ticket: Ticket[Any]
         if write:
             ticket = self._backend.write(
-                [(header(number, self.chunk_bytes), self._span(place)) for place, number in places], deadline
+                [(self._headers[number], self._span(place)) for place, number in places], deadline
             )
         else:
             ticket = self._backend.read(
-                [(ChunkKey(NAMESPACE, digest(number)), self._span(place)) for place, number in places],
+                [(self._headers[number].key, self._span(place)) for place, number in places],
                 deadline,
             )
         self._finish(ticket, WriteStatus.STORED if write else ReadStatus.FOUND)
@@ -177,11 +178,11 @@ class SSDTier:
 
     def _write(self, number: int, place: int) -> Ticket[Any]:
         self._stamps()[place] = number
-        item = (header(number, self.chunk_bytes), self._span(place))
+        item = (self._headers[number], self._span(place))
         return self._backend.write([item], time.monotonic() + SECONDS)
 
     def _read(self, number: int, place: int) -> Ticket[Any]:
-        item = (ChunkKey(NAMESPACE, digest(number)), self._span(place))
+        item = (self._headers[number].key, self._span(place))
         return self._backend.read([item], time.monotonic() + SECONDS)
 
     def _span(self, place: int) -> Span:
