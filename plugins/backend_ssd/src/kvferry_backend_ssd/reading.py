@@ -73,6 +73,7 @@ class ReadLane:
         while length < WAVE_BYTES and (item := self._queue.take()) is not None:
             wave.append(item)
             length += item.what[1].length
+        self._queue.share()
         return wave
 
     def _serve_or_fail(self, wave: Sequence[Item]) -> None:
