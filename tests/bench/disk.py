@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from attrs import frozen
+
 from tests.bench import restart
 from tests.bench.fio import FioJob, fio_missing
 from tests.bench.lmcache_disk import LMCacheDisk, LMCacheMissing, make_environment
@@ -29,8 +31,25 @@ PLACE = "/var/tmp"
 ROOM_BYTES = 12 << 30
 TOTAL_BYTES = 2 << 30
 ROUNDS = 7
-SHAPES = ((8 << 20, 32), (1 << 20, 8))
-"""Bytes of a chunk, and how many of them are under way at once."""
+
+
+@frozen
+class Shape:
+    """Chunks of ``chunk_bytes``. fio has ``depth`` of them at the disk at once; of ours, ``window`` are
+    handed over and not acknowledged, and ``at_disk`` says whether no more than ``depth`` of those are at the
+    disk."""
+
+    chunk_bytes: int
+    depth: int
+    window: int
+    at_disk: bool = False
+
+
+SHAPES = {
+    "8 MiB": Shape(8 << 20, 32, 32),
+    "1 MiB, 8 at the disk": Shape(1 << 20, 8, 64, at_disk=True),
+    "1 MiB, 8 not acknowledged": Shape(1 << 20, 8, 8),
+}
 LMCACHE_BYTES, LMCACHE_BATCH = 8 << 20, 32
 _LMCACHE_CHUNKS = TOTAL_BYTES // LMCACHE_BYTES
 
@@ -48,8 +67,8 @@ def run() -> dict[str, Any]:
     results: dict[str, Any] = {"left_out": {}, "commands": []}
     with tempfile.TemporaryDirectory(prefix="kvferry-bench-", dir=PLACE) as name:
         folder = Path(name)
-        for chunk_bytes, depth in SHAPES:
-            results[f"{chunk_bytes >> 20} MiB"] = _against_fio(folder, chunk_bytes, depth, results)
+        for name, shape in SHAPES.items():
+            results[name] = _against_fio(folder, name, shape, results)
         results["restart"] = restart.run(_fresh(folder / "restart"))
         shutil.rmtree(folder / "restart")
         results["lmcache"] = _against_lmcache(folder, results["left_out"])
@@ -71,56 +90,61 @@ def take_turns(variants: Mapping[str, Run], total: int, rounds: int) -> dict[str
     return figures
 
 
-def _against_fio(folder: Path, chunk_bytes: int, depth: int, results: dict[str, Any]) -> dict[str, Any]:
-    """Reads and durable writes of chunks, with as many under way as fio has blocks.
+def _against_fio(folder: Path, name: str, shape: Shape, results: dict[str, Any]) -> dict[str, Any]:
+    """Reads and durable writes of chunks. The tier is full before the clock runs, as in use: chunks go to
+    slots that held others."""
+    # Here because whoever lacks the plugin still has the other rows.
+    from kvferry_backend_ssd.backend import READ_LANES, WRITE_LANES
 
-    The tier is full before the clock runs, as in use: chunks go to slots that held others.
-    """
-    file = folder / "baseline"
+    file, chunk_bytes = folder / "baseline", shape.chunk_bytes
+
+    def job(write: bool, durable: bool = False) -> FioJob:
+        return FioJob(write=write, block=chunk_bytes, depth=shape.depth, total=TOTAL_BYTES, durable=durable)
+
     jobs = {
-        "read": {"fio": FioJob(write=False, block=chunk_bytes, depth=depth, total=TOTAL_BYTES)},
+        "read": {"fio": job(write=False)},
         "write": {
-            "fio, one flush at the end": FioJob(
-                write=True, block=chunk_bytes, depth=depth, total=TOTAL_BYTES
-            ),
-            "fio, each durable": FioJob(
-                write=True, block=chunk_bytes, depth=depth, total=TOTAL_BYTES, durable=True
-            ),
+            "fio, one flush at the end": job(write=True),
+            "fio, each durable": job(write=True, durable=True),
         },
     }
     missing = fio_missing()
     if missing:
-        results["left_out"][f"fio with {chunk_bytes >> 20} MiB"] = missing
+        results["left_out"][f"fio with {name}"] = missing
         jobs = {"read": {}, "write": {}}
-    for job in (*jobs["read"].values(), *jobs["write"].values()):
-        results["commands"].append(" ".join(job.command("FILE")))
+    commands = [" ".join(each.command("FILE")) for which in jobs.values() for each in which.values()]
+    results["commands"] += [each for each in commands if each not in results["commands"]]
     store = _fresh(folder / "store")
-    with SSDTier(store, chunk_bytes, TOTAL_BYTES // chunk_bytes, depth) as tier:
+
+    def opened(lanes: int) -> SSDTier:
+        depth = {"depth": shape.depth // lanes} if shape.at_disk else {}
+        return SSDTier(store, chunk_bytes, TOTAL_BYTES // chunk_bytes, shape.window, **depth)
+
+    def baseline(which: str) -> dict[str, Run]:
+        return {name: (lambda each=each: each.run(file)) for name, each in jobs[which].items()}
+
+    with opened(WRITE_LANES) as tier:
         tier.recover()
         if not tier.direct:
-            results["left_out"][f"{chunk_bytes >> 20} MiB"] = f"{PLACE} has no direct I/O"
+            results["left_out"][name] = f"{PLACE} has no direct I/O"
             return {}
         first = tier.write()
         if jobs["write"]:
-            FioJob(write=True, block=chunk_bytes, depth=depth, total=TOTAL_BYTES).run(file)
+            job(write=True).run(file)
 
         def rewrite() -> float:
             tier.clear()
             return tier.write()
 
-        def baseline(which: str) -> dict[str, Run]:
-            return {name: (lambda job=job: job.run(file)) for name, job in jobs[which].items()}
-
-        row = {
-            "first write GB/s": TOTAL_BYTES / first / 1e9,
-            "read": take_turns({"kvferry": tier.read, **baseline("read")}, TOTAL_BYTES, ROUNDS),
-            "write": take_turns({"kvferry": rewrite, **baseline("write")}, TOTAL_BYTES, ROUNDS),
-        }
-        if chunk_bytes == SHAPES[0][0]:
+        writes = take_turns({"kvferry": rewrite, **baseline("write")}, TOTAL_BYTES, ROUNDS)
+        if "checksum" not in results:
             results["checksum"] = _checksum(tier, rewrite)
+    with opened(READ_LANES) as tier:
+        tier.recover()
+        reads = take_turns({"kvferry": tier.read, **baseline("read")}, TOTAL_BYTES, ROUNDS)
     shutil.rmtree(store)
     file.unlink(missing_ok=True)
-    return row
+    return {"first write GB/s": TOTAL_BYTES / first / 1e9, "read": reads, "write": writes}
 
 
 class _Unread:

@@ -124,34 +124,43 @@ class SSDTier:
 
     def write(self) -> float:
         """Store all chunks; each counts from the moment when it would survive a power cut."""
-        return self._slide(self._write, WriteStatus.STORED)
+        headers = self._headers(range(self.chunks))
+
+        def submit(number: int, place: int) -> Ticket[Any]:
+            self._stamps()[place] = number
+            item = (headers[number], self._span(place))
+            return self._backend.write([item], time.monotonic() + SECONDS)
+
+        return self._slide(submit, WriteStatus.STORED)
 
     def read(self) -> float:
         """Load all chunks; of each it is looked at whether it is the right one."""
         self._stamps()[:] = self.chunks
-        return self._slide(self._read, ReadStatus.FOUND)
+        keys = [each.key for each in self._headers(range(self.chunks))]
+
+        def submit(number: int, place: int) -> Ticket[Any]:
+            return self._backend.read([(keys[number], self._span(place))], time.monotonic() + SECONDS)
+
+        return self._slide(submit, ReadStatus.FOUND)
 
     def clear(self) -> None:
-        keys = [ChunkKey(NAMESPACE, digest(number)) for number in range(self.chunks)]
+        keys = [each.key for each in self._headers(range(self.chunks))]
         self._finish(self._backend.delete(keys, time.monotonic() + SECONDS), DeleteStatus.DELETED)
 
     def batch(self, numbers: Sequence[int], *, write: bool) -> float:
         """One batch of at most ``window`` chunks."""
         deadline = time.monotonic() + SECONDS
-        places = list(enumerate(numbers))
+        headers = self._headers(numbers)
+        spans = [self._span(place) for place in range(len(numbers))]
         if write:
-            for place, number in places:
-                self._stamps()[place] = number
+            self._stamps()[: len(numbers)] = numbers
         began = time.perf_counter()
         ticket: Ticket[Any]
         if write:
-            ticket = self._backend.write(
-                [(header(number, self.chunk_bytes), self._span(place)) for place, number in places], deadline
-            )
+            ticket = self._backend.write(list(zip(headers, spans, strict=True)), deadline)
         else:
             ticket = self._backend.read(
-                [(ChunkKey(NAMESPACE, digest(number)), self._span(place)) for place, number in places],
-                deadline,
+                [(each.key, span) for each, span in zip(headers, spans, strict=True)], deadline
             )
         self._finish(ticket, WriteStatus.STORED if write else ReadStatus.FOUND)
         return time.perf_counter() - began
@@ -175,14 +184,8 @@ class SSDTier:
                 ticket.on_done(lambda done, at=place, which=number: ended.put((at, which, done)))
         return time.perf_counter() - began
 
-    def _write(self, number: int, place: int) -> Ticket[Any]:
-        self._stamps()[place] = number
-        item = (header(number, self.chunk_bytes), self._span(place))
-        return self._backend.write([item], time.monotonic() + SECONDS)
-
-    def _read(self, number: int, place: int) -> Ticket[Any]:
-        item = (ChunkKey(NAMESPACE, digest(number)), self._span(place))
-        return self._backend.read([item], time.monotonic() + SECONDS)
+    def _headers(self, numbers: Sequence[int]) -> list[ChunkHeader]:
+        return [header(number, self.chunk_bytes) for number in numbers]
 
     def _span(self, place: int) -> Span:
         return Span(REGION, self._before + place * self.chunk_bytes, self.chunk_bytes)

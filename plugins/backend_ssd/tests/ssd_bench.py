@@ -42,11 +42,11 @@ class FaultyIO(ForwardingIO):
         super().__init__(inner)
         self._meet = meet
 
-    def read(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
-        return self._each(self.inner.read, "read", fd, pieces, purpose)
+    def read(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
+        return self._each(self.inner.read, "read", fd, pieces)
 
-    def write(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
-        return self._each(self.inner.write, "write", fd, pieces, purpose)
+    def write(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
+        return self._each(self.inner.write, "write", fd, pieces)
 
     def flush(self, fd: int) -> None:
         self._raise("flush")
@@ -56,10 +56,10 @@ class FaultyIO(ForwardingIO):
         self._raise("allocate")
         self.inner.allocate(fd, offset, length)
 
-    def _each(self, call: Any, name: str, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
-        errnos = [self._meet(name, purpose) for _ in pieces]
+    def _each(self, call: Any, name: str, fd: int, pieces: Sequence[Piece]) -> list[int]:
+        errnos = [self._meet(name, piece.purpose) for piece in pieces]
         good = [piece for piece, number in zip(pieces, errnos, strict=True) if not number]
-        done = iter(call(fd, good, purpose))
+        done = iter(call(fd, good))
         return [-number if number else next(done) for number in errnos]
 
     def _raise(self, name: str) -> None:

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from kvferry.api import DeleteStatus, ReadStatus, Ticket, WriteStatus
 from kvferry.testing.block_replay import BlockLog, PowerCut, Resize, Write
 from kvferry.testing.conformance.driver import Driver, told
-from kvferry_backend_ssd.block_io import BlockIO, ForwardingIO, Piece, Purpose
+from kvferry_backend_ssd.block_io import BlockIO, ForwardingIO, Piece
 from plugins.backend_ssd.tests.ssd_crash import Promises, Rig, Wrap, check, chunk, chunks, content, key
 
 Step = tuple[str, Sequence[int]]
@@ -32,10 +32,10 @@ class RecordingIO(ForwardingIO):
         super().__init__(inner)
         self._log = log
 
-    def write(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
+    def write(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
         changes = [Write(piece.offset, content(piece.address, piece.length)) for piece in pieces]
         with self._log.changing(*changes):
-            return super().write(fd, pieces, purpose)
+            return super().write(fd, pieces)
 
     def flush(self, fd: int) -> None:
         with self._log.flushing():

@@ -70,9 +70,9 @@ class _Troubled(FaultyIO):
 
     _last: Purpose | None = None
 
-    def write(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
-        self._last = purpose
-        return super().write(fd, pieces, purpose)
+    def write(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
+        self._last = pieces[-1].purpose if pieces else self._last
+        return super().write(fd, pieces)
 
     def flush(self, fd: int) -> None:
         number = self._meet("flush behind", self._last)

@@ -75,11 +75,11 @@ class MortalIO(ForwardingIO):
         super().__init__(inner)
         self._step = executioner.step
 
-    def read(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
-        return self._each(self.inner.read, "read", fd, pieces, purpose)
+    def read(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
+        return self._each(self.inner.read, "read", fd, pieces)
 
-    def write(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
-        return self._each(self.inner.write, "write", fd, pieces, purpose)
+    def write(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
+        return self._each(self.inner.write, "write", fd, pieces)
 
     def flush(self, fd: int) -> None:
         self._around("flush", lambda: self.inner.flush(fd))
@@ -95,17 +95,16 @@ class MortalIO(ForwardingIO):
 
     def _each(
         self,
-        call: Callable[[int, Sequence[Piece], Purpose], list[int]],
+        call: Callable[[int, Sequence[Piece]], list[int]],
         name: str,
         fd: int,
         pieces: Sequence[Piece],
-        purpose: Purpose,
     ) -> list[int]:
         results = []
         for piece in pieces:
-            self._step(f"before {name} of {purpose.value}")
-            results += call(fd, [piece], purpose)
-            self._step(f"behind {name} of {purpose.value}")
+            self._step(f"before {name} of {piece.purpose.value}")
+            results += call(fd, [piece])
+            self._step(f"behind {name} of {piece.purpose.value}")
         return results
 
     def _around(self, name: str, call: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -185,42 +185,46 @@ def _cut(
 
 
 class FlushesLost(ForwardingIO):
-    """Says that it flushed and does not, when what was written since the last flush is of ``about``."""
+    """Says that it flushed and does not, when ``lost`` holds for what all lanes wrote since the last flush:
+    whether all of it removes entries."""
 
-    def __init__(self, inner: BlockIO, about: set[Purpose], *, only_removals: bool = False) -> None:
+    def __init__(self, inner: BlockIO, since: list[bool], lost: Callable[[bool], bool]) -> None:
         super().__init__(inner)
-        self._about = about
-        self._only_removals = only_removals
-        self._since: set[Purpose] = set()
-        self._removals = True
+        self._since = since
+        self._lost = lost
 
-    def write(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
-        if pieces:
-            self._since.add(purpose)
-            whole = b"".join(content(piece.address, piece.length) for piece in pieces)
-            self._removals &= purpose is Purpose.TABLE and not any(whole)
-        return super().write(fd, pieces, purpose)
+    def write(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
+        self._since += [
+            piece.purpose is Purpose.TABLE and not any(content(piece.address, piece.length))
+            for piece in pieces
+        ]
+        return super().write(fd, pieces)
 
     def flush(self, fd: int) -> None:
-        since, removals, self._since, self._removals = self._since, self._removals, set(), True
-        if since and since <= self._about and (removals or not self._only_removals):
-            return
-        super().flush(fd)
+        only_removals = all(self._since)
+        self._since.clear()
+        if not self._lost(only_removals):
+            super().flush(fd)
 
 
-MISTAKES: dict[str, Wrap] = {
-    "no flush at all": lambda io: FlushesLost(io, set(Purpose)),
-    "no flush behind entries": lambda io: FlushesLost(io, {Purpose.TABLE}),
-    "no flush behind removals, so that slots are used again too early": lambda io: FlushesLost(
-        io, {Purpose.TABLE}, only_removals=True
+def _losing(lost: Callable[[bool], bool]) -> Wrap:
+    since: list[bool] = []
+    return lambda io: FlushesLost(io, since, lost)
+
+
+MISTAKES: dict[str, Callable[[], Wrap]] = {
+    "no flush at all": lambda: _losing(lambda only_removals: True),
+    "no flush behind writes": lambda: _losing(lambda only_removals: not only_removals),
+    "no flush behind removals, so that slots are used again too early": lambda: _losing(
+        lambda only_removals: only_removals
     ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_in_the_order_is_found(quick_folder: Path, mistake: Wrap) -> None:
+def test_a_mistake_in_the_order_is_found(quick_folder: Path, mistake: Callable[[], Wrap]) -> None:
     """The same search, with a backend that makes the mistake: it must not pass."""
-    recording = Recording(Rig(path=quick_folder / "store", io=IOPath.THREADS, slots=2), mistake)
+    recording = Recording(Rig(path=quick_folder / "store", io=IOPath.THREADS, slots=2), mistake())
     recording.session(REUSE)
     with pytest.raises(AssertionError):
         judge(recording, images_of)

@@ -29,7 +29,8 @@ def test_a_chunk_is_told_after_value_and_entry_are_durable_and_that_takes_one_fl
     ticket, spans = driver.submit_write([bench.chunk(0, 8192)])
     ticket.on_done(lambda _: told.append(len(faults.seen)))
     driver.finish(ticket, spans)
-    assert changes(faults) == [VALUE, HEAD, TABLE, FLUSH]
+    *written, last = changes(faults)
+    assert (set(written), last) == ({VALUE, HEAD, TABLE}, FLUSH)
     assert told == [len(faults.seen)]
 
 
@@ -51,7 +52,9 @@ def test_a_slot_is_used_again_only_after_its_removal_is_durable(bench: Workbench
     driver.finish(deletion)
     driver.finish(writing, spans)
     assert writing.results[0].status is WriteStatus.STORED
-    assert changes(faults) == [TABLE, FLUSH, VALUE, HEAD, TABLE, FLUSH]
+    removal, flush, *written, last = changes(faults)
+    assert (removal, flush) == (TABLE, FLUSH)
+    assert (set(written), last) == ({VALUE, HEAD, TABLE}, FLUSH)
     driver.expect([bench.chunk(1, MIB)])
 
 

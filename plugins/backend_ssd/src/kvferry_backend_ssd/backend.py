@@ -25,7 +25,7 @@ from kvferry.api import (
 from kvferry.api.tickets import Status
 from kvferry_backend_ssd.block_io import BlockIO, BlockIOFactory
 from kvferry_backend_ssd.choice import choose_io
-from kvferry_backend_ssd.committing import CommitLane
+from kvferry_backend_ssd.committing import Committing
 from kvferry_backend_ssd.folder import SetFolder
 from kvferry_backend_ssd.intake import Intake
 from kvferry_backend_ssd.jobs import Job, Queue
@@ -37,8 +37,9 @@ from kvferry_backend_ssd.reading import ReadLane
 from kvferry_backend_ssd.recovery import recover
 from kvferry_backend_ssd.store import Counters, Store
 from kvferry_backend_ssd.store_file import StoreFile
-from kvferry_backend_ssd.storing import Commits, WriteLane
+from kvferry_backend_ssd.storing import WriteLane
 from kvferry_backend_ssd.superblock import Superblock
+from kvferry_backend_ssd.table import Table
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +60,8 @@ class SSDBackend:
     format for what lies where.
 
     ``make_io`` makes the objects through which every byte goes, one for each lane; by default what the
-    options choose. Threads of its own: ``WRITE_LANES`` that write values, each with one that computes
-    their checksums, one that makes them durable and deletes, ``READ_LANES`` that read.
+    options choose. Threads of its own: ``WRITE_LANES`` that write values and delete, each with one that
+    computes checksums and writes entries, and ``READ_LANES`` that read.
     """
 
     def __init__(self, options: SSDOptions, capacity: int, make_io: BlockIOFactory | None = None) -> None:
@@ -71,7 +72,7 @@ class SSDBackend:
         self._store: Store | None = None
         self._folder: SetFolder | None = None
         self._io: BlockIO | None = None
-        """The one of the lane that commits; ``open`` and ``recover`` use it before there is any work."""
+        """The one of ``open`` and ``recover``."""
         self._writes: Queue | None = None
         self._reads: Queue | None = None
         self._threads: list[threading.Thread] = []
@@ -100,7 +101,7 @@ class SSDBackend:
         file = StoreFile(folder, name, Superblock(slot_bytes, tag), self._capacity - OWNER_BYTES)
         made: list[BlockIO] = []
         try:
-            made.extend(make_io(self._options.queue_depth) for _ in range(1 + WRITE_LANES + READ_LANES))
+            made.extend(make_io(self._options.queue_depth) for _ in range(1 + 2 * WRITE_LANES + READ_LANES))
             file.open(made[0], self._options.direct)
         except BaseException:
             for io in made:
@@ -124,11 +125,12 @@ class SSDBackend:
         clock = store.context.clock
         self._store, self._io = store, made[0]
         self._writes, self._reads = Queue(clock), Queue(clock)
-        intake, commits = Intake(store, self._writes), Commits()
-        lanes = {"commit": CommitLane(store, intake, commits, WRITE_LANES, made[0]).run}
+        intake, table = Intake(store, self._writes), Table(store)
+        commits = Committing(store, intake, table)
+        lanes = {}
         ios = iter(made[1:])
         for number in range(WRITE_LANES):
-            lane = WriteLane(store, self._writes, intake, commits, next(ios))
+            lane = WriteLane(store, self._writes, intake, commits, table, next(ios), next(ios))
             lanes[f"write-{number}"] = lane.run
         for number, io in enumerate(ios):
             lanes[f"read-{number}"] = ReadLane(store, self._reads, io).run
@@ -203,6 +205,8 @@ class SSDBackend:
                 remedy="leave their memory alone and close again later",
                 retry=Retry.LATER,
             )
+        if self._io is not None:
+            self._io.close()
         store.file.close()
         if self._folder is not None:
             self._folder.close()

@@ -27,6 +27,7 @@ class Piece(NamedTuple):
     offset: int
     address: int
     length: int
+    purpose: Purpose
 
 
 class BlockIO(Protocol):
@@ -40,9 +41,9 @@ class BlockIO(Protocol):
     ``flush`` covered is durable. An object that records the calls sees all that a power cut could tear.
     """
 
-    def read(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]: ...
+    def read(self, fd: int, pieces: Sequence[Piece]) -> list[int]: ...
 
-    def write(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]: ...
+    def write(self, fd: int, pieces: Sequence[Piece]) -> list[int]: ...
 
     def flush(self, fd: int) -> None:
         """What was written before is durable when this returns."""
@@ -82,11 +83,11 @@ class ForwardingIO:
     def __init__(self, inner: BlockIO) -> None:
         self.inner = inner
 
-    def read(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
-        return self.inner.read(fd, pieces, purpose)
+    def read(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
+        return self.inner.read(fd, pieces)
 
-    def write(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
-        return self.inner.write(fd, pieces, purpose)
+    def write(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
+        return self.inner.write(fd, pieces)
 
     def flush(self, fd: int) -> None:
         self.inner.flush(fd)
@@ -102,8 +103,8 @@ class ForwardingIO:
 
 
 def cut(offset: int, address: int, length: int) -> list[Piece]:
-    """A stretch of any length as pieces."""
+    """A stretch of a value, of any length, as pieces."""
     return [
-        Piece(offset + at, address + at, min(LARGEST_PIECE, length - at))
+        Piece(offset + at, address + at, min(LARGEST_PIECE, length - at), Purpose.VALUE)
         for at in range(0, length, LARGEST_PIECE)
     ]

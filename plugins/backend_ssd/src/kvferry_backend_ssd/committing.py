@@ -1,11 +1,12 @@
-"""The lane that makes writes and deletions durable: what waits shares its flush."""
+"""Writes and deletions become durable: what waits shares its flush."""
 
 from __future__ import annotations
 
 import logging
-import queue
 import sys
+import threading
 from array import array
+from collections import deque
 from typing import NamedTuple
 
 from kvferry.api import DeleteStatus, KVFerryError, WriteStatus
@@ -16,14 +17,11 @@ from kvferry_backend_ssd.faults import fault, told_as
 from kvferry_backend_ssd.intake import Intake, Wave
 from kvferry_backend_ssd.layout import GROUP_SLOTS, USES_BYTES
 from kvferry_backend_ssd.store import Store
-from kvferry_backend_ssd.storing import Commits
 from kvferry_backend_ssd.table import Table
 from kvferry_backend_ssd.writing import NOT_WRITTEN, Writing
 
 _log = logging.getLogger(__name__)
 
-USES_SECONDS = 30.0
-"""How long the order of uses may stay in memory alone."""
 _USES_AT_ONCE = 256
 _NOT_DELETED = "a chunk could not be deleted"
 
@@ -36,92 +34,93 @@ class _Row(NamedTuple):
     sequence: int
 
 
-class CommitLane:
-    """Works on ``commits`` until ``lanes`` lanes that write have ended.
+class Committing:
+    """Makes waves durable, with one flush behind each group of them, and tells what became of them.
 
-    Values and heads are written before an entry is, with one flush behind them all, and only then is
-    anything told. What a power cut leaves of writes before their flush may be entries without values: each
-    entry says from which ``sequence`` on that may be so, and a restart looks.
+    The lanes that write have written values, heads and entries, in no order. One flush stands behind them
+    all, and only then is anything told. What a power cut leaves of writes before their flush may be entries
+    without values: each entry says from which ``sequence`` on that may be so, and a restart looks.
+
+    Threads: any. One of them commits at a time, what all of them have brought, through its own ``io``.
     """
 
-    def __init__(self, store: Store, intake: Intake, commits: Commits, lanes: int, io: BlockIO) -> None:
+    def __init__(self, store: Store, intake: Intake, table: Table) -> None:
         self._store = store
         self._intake = intake
-        self._commits = commits
-        self._lanes = lanes
-        self._io = io
-        self._table = Table(store, io)
+        self._table = table
+        self._waiting: deque[Wave] = deque()
+        self._one = threading.Lock()
+        """Held by whoever commits. What it guards is all below."""
         self._doubtful: list[_Row] = []
 
-    def run(self) -> None:
-        try:
-            while self._lanes:
-                try:
-                    first = self._commits.get(timeout=USES_SECONDS)
-                except queue.Empty:
-                    self._write_uses()
-                    continue
-                self._commit(self._gather(first))
-            if self._write_uses():
-                self._flush()
-        finally:
-            self._io.close()
+    def put(self, wave: Wave, io: BlockIO) -> None:
+        """The wave is committed by the caller, or by who is at it already. Also an empty one, when the
+        table has to forget something."""
+        if not (wave or self._doubtful or self._store.repairs):
+            return
+        self._waiting.append(wave)
+        while self._waiting and self._one.acquire(blocking=False):
+            try:
+                self._commit(self._gather(), io)
+            finally:
+                self._one.release()
 
-    def _gather(self, first: Wave | None) -> Wave:
+    def _gather(self) -> Wave:
         """All that waits, as one."""
         group = Wave()
-        wave = first
-        while True:
-            if wave is None:
-                self._lanes -= 1
-            else:
-                group.writings += wave.writings
-                group.deletions += wave.deletions
-            try:
-                wave = self._commits.get_nowait()
-            except queue.Empty:
-                return group
+        while self._waiting:
+            wave = self._waiting.popleft()
+            group.writings += wave.writings
+            group.deletions += wave.deletions
+        return group
 
-    def _commit(self, group: Wave) -> None:
+    def _commit(self, group: Wave, io: BlockIO) -> None:
         told = Wave(list(group.writings), list(group.deletions))
+        refused = [each for each in group.writings if each.error is not None]
+        group.writings = [each for each in group.writings if each.error is None]
+        self._withdraw(refused)
         cleared, self._doubtful = self._doubtful, []
         try:
-            self._write_entries(group, cleared)
+            self._take_out(group, cleared, io)
             if group or cleared:
-                self._settle(group, cleared, self._flush())
+                self._settle(group, cleared, io)
         except Exception as error:  # noqa: BLE001 - the lane lives on, and nobody waits for ever
             self._abandon(group, cleared, error)
+        for writing in refused:
+            assert writing.error is not None
+            writing.item.fail(self._told(writing.error))
         self._intake.over(told, [row.sequence for row in self._doubtful])
 
-    def _write_entries(self, group: Wave, cleared: list[_Row]) -> None:
-        """Put what the group changes into the table, and what the table should have had before: nothing in
-        the place of ``cleared``, which is free once the disk knows it. What fails leaves both."""
-        store = self._store
-        with store.lock:
-            entries, store.repairs = store.repairs, {}
-        entries |= {row.slot: EMPTY for row in cleared}
+    def _withdraw(self, refused: list[Writing]) -> None:
+        """What was refused may have an entry in the table all the same."""
+        for writing in refused:
+            if writing.entered:
+                self._doubt(writing)
+            else:
+                with self._store.lock:
+                    self._store.space.give_back(writing.slot, writing.slots)
+
+    def _take_out(self, group: Wave, cleared: list[_Row], io: BlockIO) -> None:
+        """Nothing in the table where the group deletes, nor in the place of ``cleared``, which is free once
+        the disk knows it. What fails leaves both."""
+        entries = {row.slot: EMPTY for row in cleared}
         entries |= {each.place.slot: EMPTY for each in group.deletions}
-        entries |= {each.slot: each.entry.to_bytes(store.tag) for each in group.writings}
-        failed = self._table.put(entries)
+        failed = self._table.put(entries, io)
         if not failed:
             return
-        for writing in [each for each in group.writings if each.slot in failed]:
-            group.writings.remove(writing)
-            self._doubt(writing)
-            writing.item.fail(fault(failed[writing.slot], NOT_WRITTEN, store.file.path))
         for deletion in [each for each in group.deletions if each.place.slot in failed]:
             group.deletions.remove(deletion)
-            deletion.item.fail(fault(failed[deletion.place.slot], _NOT_DELETED, store.file.path))
+            deletion.item.fail(fault(failed[deletion.place.slot], _NOT_DELETED, self._store.file.path))
         self._doubtful += [row for row in cleared if row.slot in failed]
         cleared[:] = [row for row in cleared if row.slot not in failed]
 
-    def _settle(self, group: Wave, cleared: list[_Row], error: OSError | None) -> None:
-        """The flush behind a group has ended: tell what became of it."""
+    def _settle(self, group: Wave, cleared: list[_Row], io: BlockIO) -> None:
+        """Flush behind a group, and tell what became of it."""
         store = self._store
-        told = None if error is None else fault(error, NOT_WRITTEN, store.file.path)
-        told = told or store.file.gone()
+        error = self._flush(io)
+        told = store.file.gone() if error is None else self._told(error)
         if told is not None:
-            self._fail(group, cleared, told)
+            self._fail(group, cleared, told, io)
             return
         with store.lock:
             for deletion in group.deletions:
@@ -135,15 +134,18 @@ class CommitLane:
         for writing in group.writings:
             writing.item.finish(WriteStatus.STORED)
 
-    def _flush(self) -> OSError | None:
+    def _flush(self, io: BlockIO) -> OSError | None:
         self._store.counters.flushes += 1
         try:
-            self._io.flush(self._store.file.fd)
+            io.flush(self._store.file.fd)
         except OSError as error:
             return error
         return None
 
     # -- failures --------------------------------------------------------------------------------
+
+    def _told(self, error: OSError | KVFerryError) -> KVFerryError:
+        return error if isinstance(error, KVFerryError) else fault(error, NOT_WRITTEN, self._store.file.path)
 
     def _doubt(self, writing: Writing) -> None:
         with self._store.lock:
@@ -156,13 +158,13 @@ class CommitLane:
             for row in rows:
                 self._store.space.give_back(row.slot, row.slots)
 
-    def _fail(self, group: Wave, cleared: list[_Row], told: KVFerryError) -> None:
+    def _fail(self, group: Wave, cleared: list[_Row], told: KVFerryError, io: BlockIO) -> None:
         """Entries of the group may be in the file, and may not be found: take them out at once. Where
         the disk refuses that, too, their slots stay out of use, and it is tried with every later group."""
         for writing in group.writings:
             self._doubt(writing)
         self._doubtful += cleared
-        if not self._table.put({row.slot: EMPTY for row in self._doubtful}) and self._flush() is None:
+        if not self._table.put({row.slot: EMPTY for row in self._doubtful}, io) and self._flush(io) is None:
             undone, self._doubtful = self._doubtful, []
             self._forget(undone)
         group.fail(told)
@@ -178,19 +180,29 @@ class CommitLane:
 
     # -- the order of uses -----------------------------------------------------------------------
 
-    def _write_uses(self) -> bool:
+    def write_uses(self, io: BlockIO) -> bool:
         """Put the uses of groups that changed into the file; whether there were any. They matter to the
         order of eviction alone, so nothing waits for them, and what fails is tried with the next."""
+        with self._one:
+            return self._write_uses(io)
+
+    def finish(self, io: BlockIO) -> None:
+        """The last that is done before the file is closed."""
+        with self._one:
+            if self._write_uses(io):
+                self._flush(io)
+
+    def _write_uses(self, io: BlockIO) -> bool:
         store = self._store
         with store.lock:
             groups = sorted(store.dirty)
             store.dirty.clear()
             pages = [store.index.used[group * GROUP_SLOTS : (group + 1) * GROUP_SLOTS] for group in groups]
         for at in range(0, len(groups), _USES_AT_ONCE):
-            self._put_uses(groups[at : at + _USES_AT_ONCE], pages[at : at + _USES_AT_ONCE])
+            self._put_uses(groups[at : at + _USES_AT_ONCE], pages[at : at + _USES_AT_ONCE], io)
         return bool(groups)
 
-    def _put_uses(self, groups: list[int], pages: list[array[int]]) -> None:
+    def _put_uses(self, groups: list[int], pages: list[array[int]], io: BlockIO) -> None:
         bounce = Bounce(_USES_AT_ONCE * USES_BYTES)
         pieces = []
         for group, uses in zip(groups, pages, strict=True):
@@ -198,7 +210,7 @@ class CommitLane:
                 uses.byteswap()
             view, address = bounce.take(USES_BYTES)
             view[:] = uses.tobytes().ljust(USES_BYTES, b"\x00")
-            pieces.append(Piece(self._store.file.layout.uses_at(group), address, USES_BYTES))
-        results = self._io.write(self._store.file.fd, pieces, Purpose.USES)
+            pieces.append(Piece(self._store.file.layout.uses_at(group), address, USES_BYTES, Purpose.USES))
+        results = io.write(self._store.file.fd, pieces)
         if any(result != USES_BYTES for result in results):
             _log.debug("kvferry: the order of uses of %s could not be written", self._store.file.path)

@@ -97,7 +97,10 @@ class Intake:
                 with self._changed:
                     ended = self._ended
                 wave = Wave()
-                if self._fill(wave, io) or wave:
+                if self._fill(wave, io):
+                    self._queue.share()
+                    return wave
+                if wave:
                     return wave
                 self._await_an_end(ended)
 

@@ -59,6 +59,9 @@ class Queue:
         self._items: deque[Item] = deque()
         self._open = True
         self._changed = threading.Condition()
+        self._idle = 0
+        self._called = False
+        """Whether a lane is on its way. A second one that finds nothing costs the first one time."""
 
     def put(self, job: Job, whats: tuple[Any, ...]) -> bool:
         """Append a batch; false when the queue is closed. A batch without items ends at once."""
@@ -66,7 +69,7 @@ class Queue:
             if not self._open:
                 return False
             self._items.extend(Item(job, number, what) for number, what in enumerate(whats))
-            self._changed.notify()
+            self._call()
         if not whats:
             job.ticket.complete([])
         return True
@@ -74,8 +77,24 @@ class Queue:
     def wait(self, seconds: float | None = None) -> bool:
         """Until there is an item or the end, or for so long; false when it is the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._items or not self._open, seconds)
+            in_time = True
+            while in_time and not self._items and self._open:
+                self._idle += 1
+                in_time = self._changed.wait(seconds)
+                self._idle -= 1
+                self._called = False
             return bool(self._items) or self._open
+
+    def share(self) -> None:
+        """The caller has as much as it takes: another lane may have what is left."""
+        with self._changed:
+            if self._items:
+                self._call()
+
+    def _call(self) -> None:
+        if self._idle and not self._called:
+            self._called = True
+            self._changed.notify()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -88,8 +107,6 @@ class Queue:
                     return None
                 item = self._items.popleft()
                 closed = not self._open
-                if self._items:
-                    self._changed.notify()  # there is work for another lane
             refusal = self._refusal(item.job, closed)
             if refusal is None:
                 return item

@@ -73,6 +73,7 @@ class ReadLane:
         while length < WAVE_BYTES and (item := self._queue.take()) is not None:
             wave.append(item)
             length += item.what[1].length
+        self._queue.share()
         return wave
 
     def _serve_or_fail(self, wave: Sequence[Item]) -> None:
@@ -147,14 +148,14 @@ class ReadLane:
         for piece in cut(begin, reading.address, whole):
             yield piece.offset - begin, piece, straight
         if whole < size:
-            yield whole, Piece(begin + whole, 0, PAGE), False
+            yield whole, Piece(begin + whole, 0, PAGE, Purpose.VALUE), False
 
     def _where(self, place: Place) -> tuple[int, int]:
         """Offset and length of a value in the file."""
         return self._store.file.layout.slot_at(place.slot) + place.head_bytes, place.size
 
     def _run(self, stretches: Sequence[_Stretch]) -> None:
-        results = self._io.read(self._store.file.fd, [each.piece for each in stretches], Purpose.VALUE)
+        results = self._io.read(self._store.file.fd, [each.piece for each in stretches])
         for (reading, at, piece, through), result in zip(stretches, results, strict=True):
             if result < 0:
                 reading.error = os_error(result)

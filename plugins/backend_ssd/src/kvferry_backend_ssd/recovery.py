@@ -134,10 +134,11 @@ def _mend(store: Store, io: BlockIO) -> None:
     if not store.file.damaged and not store.repairs:
         return
     try:
-        if Table(store, io).put(store.repairs):
+        Table(store).put({}, io)
+        if store.repairs:
             return
         io.flush(store.file.fd)
-        store.repairs, store.floor = {}, NO_FLOOR
+        store.floor = NO_FLOOR
         if store.file.damaged:
             store.file.mend(io)
     except OSError as error:
@@ -291,8 +292,8 @@ def _read(
         for offset, length in wanted[first:last]:
             view, address = bounce.take(length)
             views.append(view)
-            pieces.append(Piece(offset, address, length))
-        results = io.read(store.file.fd, pieces, purpose)
+            pieces.append(Piece(offset, address, length, purpose))
+        results = io.read(store.file.fd, pieces)
         for view, result in zip(views, results, strict=True):
             if result < 0:
                 failures.append(result)

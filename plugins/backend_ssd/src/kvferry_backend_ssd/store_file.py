@@ -114,11 +114,11 @@ class StoreFile:
     def _judge(self, io: BlockIO) -> tuple[Verdict, bytes]:
         memory = Bounce(SUPERBLOCK_BYTES)
         view, address = memory.take(SUPERBLOCK_BYTES)
-        piece = Piece(0, address, SUPERBLOCK_BYTES)
-        (result,) = io.read(self.fd, [piece], Purpose.SUPERBLOCK)
+        piece = Piece(0, address, SUPERBLOCK_BYTES, Purpose.SUPERBLOCK)
+        (result,) = io.read(self.fd, [piece])
         if -result in _NO_DIRECT and self.direct:
             self._without_direct(os_error(result))
-            (result,) = io.read(self.fd, [piece], Purpose.SUPERBLOCK)
+            (result,) = io.read(self.fd, [piece])
         if result < 0:
             raise os_error(result)
         pages = bytes(view)
@@ -136,11 +136,13 @@ class StoreFile:
         memory = Bounce(SUPERBLOCK_BYTES)
         view, address = memory.take(SUPERBLOCK_BYTES)
         view[:] = superblock
-        pieces = [Piece(at, address + at, PAGE) for at in range(0, SUPERBLOCK_BYTES, PAGE)]
-        results = io.write(self.fd, pieces, Purpose.SUPERBLOCK)
+        pieces = [
+            Piece(at, address + at, PAGE, Purpose.SUPERBLOCK) for at in range(0, SUPERBLOCK_BYTES, PAGE)
+        ]
+        results = io.write(self.fd, pieces)
         if self.direct and any(-result in _NO_DIRECT for result in results):
             self._without_direct(os_error(min(results)))
-            results = io.write(self.fd, pieces, Purpose.SUPERBLOCK)
+            results = io.write(self.fd, pieces)
         for result in results:
             if result != PAGE:
                 raise os_error(result if result < 0 else -errno.EIO)

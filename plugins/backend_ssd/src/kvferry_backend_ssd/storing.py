@@ -2,80 +2,86 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from concurrent.futures import ThreadPoolExecutor, wait
 
+from kvferry.api import KVFerryError
 from kvferry_backend_ssd.block_io import BlockIO
-from kvferry_backend_ssd.faults import fault, told_as
+from kvferry_backend_ssd.committing import Committing
+from kvferry_backend_ssd.faults import told_as
 from kvferry_backend_ssd.intake import Intake, Wave
 from kvferry_backend_ssd.jobs import Queue
 from kvferry_backend_ssd.recovery import load_once
 from kvferry_backend_ssd.store import Store
-from kvferry_backend_ssd.writing import NOT_WRITTEN, DataPhase
+from kvferry_backend_ssd.table import Table
+from kvferry_backend_ssd.writing import Entries, Values
 
-Commits = SimpleQueue[Wave | None]
-"""What waits for its entries, and ``None`` for each lane that has ended."""
+USES_SECONDS = 30.0
+"""How long the order of uses may stay in memory alone while there is no work."""
 
 
 class WriteLane:
-    """Writes whatever ``intake`` lets begin, until ``queue`` is closed, and hands it on to ``commits``."""
+    """Writes whatever ``intake`` lets begin, until ``queue`` is closed, and commits it.
 
-    def __init__(self, store: Store, queue: Queue, intake: Intake, commits: Commits, io: BlockIO) -> None:
+    Values go through ``io`` while checksums are computed and entries written, through ``beside``. The order
+    is of no matter: one flush stands behind all of it, and a restart does not trust an entry without one.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queue: Queue,
+        intake: Intake,
+        commits: Committing,
+        table: Table,
+        io: BlockIO,
+        beside: BlockIO,
+    ) -> None:
         self._store = store
         self._queue = queue
         self._intake = intake
         self._commits = commits
-        self._io = io
-        self._beside = ThreadPoolExecutor(1, "kvferry-ssd-checksums")
-        self._data = DataPhase(store, io, self._beside)
+        self._ios = (io, beside)
+        self._beside = ThreadPoolExecutor(1, "kvferry-ssd-entries")
+        self._values = Values(store, io)
+        self._entries = Entries(store, table, beside)
 
     def run(self) -> None:
         try:
-            while self._queue.wait():
+            while self._queue.wait(USES_SECONDS):
                 if len(self._queue):
                     self._work()
+                else:
+                    self._commits.write_uses(self._ios[0])
+            self._commits.finish(self._ios[0])
         finally:
-            self._commits.put(None)
             self._beside.shutdown()
-            self._io.close()
+            for io in self._ios:
+                io.close()
 
     def _work(self) -> None:
         wave = Wave()
         try:
-            load_once(self._store, self._io)
-            wave = self._intake.gather(self._io)
-            self._data.run(wave.writings, self._intake.settled())
+            load_once(self._store, self._ios[0])
+            wave = self._intake.gather(self._ios[0])
+            if wave.writings:
+                self._write(wave)
         except Exception as error:  # noqa: BLE001 - the lane lives on, and nobody waits for ever
-            self._abandon(wave, error)
-            return
-        self._release(wave)
-        # Also an empty one: the table may have to forget something.
-        self._commits.put(wave)
-
-    def _release(self, wave: Wave) -> None:
-        """Fail the writes of a wave that the disk refused, and leave the others in it."""
-        refused = Wave([each for each in wave.writings if each.error is not None])
-        if not refused:
-            return
-        wave.writings = [each for each in wave.writings if each.error is None]
-        self._give_back(refused)
-        for writing in refused.writings:
-            assert writing.error is not None
-            writing.item.fail(fault(writing.error, NOT_WRITTEN, self._store.file.path))
-        self._intake.over(refused)
-
-    def _give_back(self, wave: Wave) -> None:
-        """The slots of writes that have no entry in the table."""
-        with self._store.lock:
+            told = told_as(error, "writing")
             for writing in wave.writings:
-                self._store.space.give_back(writing.slot, writing.slots)
+                writing.refuse(told)
+            self._fail_waiting(told)
+        self._commits.put(wave, self._ios[0])
 
-    def _abandon(self, wave: Wave, error: Exception) -> None:
-        """The store cannot be asked, or we have a defect: fail all that begins here or waits."""
-        told = told_as(error, "writing")
-        self._give_back(wave)
-        wave.fail(told)
-        self._intake.over(wave)
+    def _write(self, wave: Wave) -> None:
+        entries = self._beside.submit(self._entries.write, wave.writings, self._intake.settled())
+        try:
+            self._values.write(wave.writings)
+        finally:
+            wait([entries])  # nobody looks at the memory of a write that has ended
+        entries.result()
+
+    def _fail_waiting(self, told: KVFerryError) -> None:
+        """The store cannot be asked, or we have a defect."""
         for _ in range(len(self._queue)):
             item = self._queue.take()
             if item is None:

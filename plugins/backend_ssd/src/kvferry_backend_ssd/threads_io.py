@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import aiofiles.os
 
-from kvferry_backend_ssd.block_io import FileCalls, Piece, Purpose
+from kvferry_backend_ssd.block_io import FileCalls, Piece
 
 _Move = Callable[..., Awaitable[int]]
 
@@ -32,10 +32,10 @@ class ThreadsIO(FileCalls):
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-loop", daemon=True)
         self._thread.start()
 
-    def read(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
+    def read(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
         return self._all(self._read, fd, pieces)
 
-    def write(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
+    def write(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
         return self._all(self._write, fd, pieces)
 
     def close(self) -> None:

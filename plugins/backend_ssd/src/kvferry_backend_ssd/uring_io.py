@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvferry_backend_ssd.block_io import FileCalls, Piece, Purpose
+from kvferry_backend_ssd.block_io import FileCalls, Piece
 
 
 class Ring(Protocol):
@@ -36,10 +36,10 @@ class UringIO(FileCalls):
         self._depth = depth
         self._ring: Ring = kvferry_native.IoUring(depth)
 
-    def read(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
+    def read(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
         return self._run(False, fd, pieces)
 
-    def write(self, fd: int, pieces: Sequence[Piece], purpose: Purpose) -> list[int]:
+    def write(self, fd: int, pieces: Sequence[Piece]) -> list[int]:
         return self._run(True, fd, pieces)
 
     def close(self) -> None:
@@ -48,7 +48,8 @@ class UringIO(FileCalls):
     def _run(self, write: bool, fd: int, pieces: Sequence[Piece]) -> list[int]:
         if not pieces:
             return []
-        offsets, addresses, lengths = np.array(pieces, dtype=np.uint64).T.copy()
+        numbers = [piece[:3] for piece in pieces]
+        offsets, addresses, lengths = np.array(numbers, dtype=np.uint64).T.copy()
         results = np.zeros(len(pieces), dtype=np.int64)
         self._ring.run(write, fd, offsets, addresses, lengths, results, self._depth)
         found: list[int] = results.tolist()

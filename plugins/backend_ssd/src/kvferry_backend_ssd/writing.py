@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, wait
 
 from attrs import define, field
 
@@ -17,6 +16,7 @@ from kvferry_backend_ssd.index import Place
 from kvferry_backend_ssd.jobs import Item
 from kvferry_backend_ssd.layout import GROUP_SLOTS, PAGE, round_up
 from kvferry_backend_ssd.store import PAD, Store
+from kvferry_backend_ssd.table import Table
 
 BOUNCE_BYTES = 8 << 20
 NOT_WRITTEN = "a chunk could not be stored"
@@ -34,7 +34,10 @@ class Writing:
     slot: int
     slots: int
     sequence: int
-    error: OSError | None = None
+    error: OSError | KVFerryError | None = None
+    """Why it cannot be stored. What was told first stands."""
+    entered: bool = False
+    """Whether its entry may be in the table."""
     entry: Entry = field(init=False)
 
     @property
@@ -49,6 +52,11 @@ class Writing:
     def place(self) -> Place:
         entry = self.entry
         return Place(entry.slot, entry.slots, entry.head_pages, entry.size, entry.checksum)
+
+    def refuse(self, error: OSError | KVFerryError) -> None:
+        """From any thread."""
+        if self.error is None:
+            self.error = error
 
     def describe(self, checksum: bytes, settled: int) -> Entry:
         self.entry = Entry(
@@ -93,52 +101,61 @@ def slots_for(header: ChunkHeader, encoded: bytes, store: Store) -> int:
     )
 
 
-class DataPhase:
-    """Writes values and heads. Nothing can be found by them: that is for the table to say.
+class Outgoing:
+    """Pieces that go to the file together, some of them through ``bounce``, which is free for them. One
+    thread at a time."""
 
-    Threads: one at a time. ``beside`` runs checksums while values are written.
-    """
-
-    def __init__(self, store: Store, io: BlockIO, beside: Executor) -> None:
+    def __init__(self, store: Store, io: BlockIO, bounce: Bounce) -> None:
         self._store = store
         self._io = io
-        self._beside = beside
-        self._bounce = Bounce(BOUNCE_BYTES)
+        self._bounce = bounce
         self._waiting: list[tuple[Writing, Piece]] = []
+        bounce.reset()
 
-    def run(self, writings: Sequence[Writing], settled: int) -> None:
-        """Afterwards each has its ``entry``, which says that what is below ``settled`` needs no look at a
-        restart, or an ``error``."""
-        if not writings:
-            return
-        summing = self._beside.submit(_checksums, writings)
-        try:
-            self._write_values(writings)
-        finally:
-            wait([summing])  # nobody looks at the memory of a write that has ended
-        self._write_heads(writings, summing.result(), settled)
+    def straight(self, writing: Writing, piece: Piece) -> None:
+        self._waiting.append((writing, piece))
 
-    def _write_values(self, writings: Sequence[Writing]) -> None:
+    def through(self, writing: Writing, piece: Piece, content: bytes | memoryview) -> None:
+        if self._bounce.free < piece.length:
+            self.go()
+        view, address = self._bounce.take(piece.length)
+        view[:] = content
+        self._waiting.append((writing, piece._replace(address=address)))
+
+    def go(self, also: Sequence[Piece] = ()) -> list[int]:
+        """Write what waits and ``also``, whose results are returned; those of the others stand with their
+        writings."""
+        waiting, self._waiting = self._waiting, []
+        pieces = [piece for _, piece in waiting]
+        results = self._io.write(self._store.file.fd, [*pieces, *also])
+        for (writing, piece), result in zip(waiting, results, strict=False):
+            if result != piece.length:
+                writing.refuse(short_write(result))
+        self._bounce.reset()
+        return results[len(waiting) :]
+
+
+class Values:
+    """Writes values. Threads: one at a time."""
+
+    def __init__(self, store: Store, io: BlockIO) -> None:
+        self._store = store
+        self._io = io
+        self._bounce = Bounce(BOUNCE_BYTES)
+
+    def write(self, writings: Sequence[Writing]) -> None:
+        outgoing = Outgoing(self._store, self._io, self._bounce)
         for writing in writings:
-            for at, piece, direct in self._values(writing):
+            for at, piece, direct in self._pieces(writing):
                 if direct:
-                    self._waiting.append((writing, piece))
+                    outgoing.straight(writing, piece)
                 else:
                     inside = writing.view[at : at + piece.length]
                     content = inside if len(inside) == piece.length else bytes(inside) + writing.padding
-                    self._through(writing, piece, content, Purpose.VALUE)
-        self._hand_over(Purpose.VALUE)
+                    outgoing.through(writing, piece, content)
+        outgoing.go()
 
-    def _write_heads(self, writings: Sequence[Writing], checksums: Sequence[bytes], settled: int) -> None:
-        for writing, its_checksum in zip(writings, checksums, strict=True):
-            entry = writing.describe(its_checksum, settled)
-            head = entry.to_bytes(self._store.tag) + writing.encoded[HEADER_ROOM:]
-            length = writing.head_bytes
-            piece = Piece(self._store.file.layout.slot_at(writing.slot), 0, length)
-            self._through(writing, piece, head.ljust(length, b"\x00"), Purpose.HEAD)
-        self._hand_over(Purpose.HEAD)
-
-    def _values(self, writing: Writing) -> Iterable[tuple[int, Piece, bool]]:
+    def _pieces(self, writing: Writing) -> Iterable[tuple[int, Piece, bool]]:
         """Offset in the value, piece, and whether it goes right out of the span: whole pages do, unless
         direct I/O finds the span at an odd address."""
         begin = self._store.file.layout.slot_at(writing.slot) + writing.head_bytes
@@ -147,24 +164,34 @@ class DataPhase:
         for piece in cut(begin, writing.address, whole):
             yield piece.offset - begin, piece, straight
         if whole < writing.header.size:
-            yield whole, Piece(begin + whole, 0, PAGE), False
-
-    def _through(self, writing: Writing, piece: Piece, content: bytes | memoryview, purpose: Purpose) -> None:
-        if self._bounce.free < piece.length:
-            self._hand_over(purpose)
-        view, address = self._bounce.take(piece.length)
-        view[:] = content
-        self._waiting.append((writing, piece._replace(address=address)))
-
-    def _hand_over(self, purpose: Purpose) -> None:
-        """Write what waits, and use the bounce buffer again."""
-        waiting, self._waiting = self._waiting, []
-        results = self._io.write(self._store.file.fd, [piece for _, piece in waiting], purpose)
-        for (writing, piece), result in zip(waiting, results, strict=True):
-            if result != piece.length and writing.error is None:
-                writing.error = short_write(result)
-        self._bounce.reset()
+            yield whole, Piece(begin + whole, 0, PAGE, Purpose.VALUE), False
 
 
-def _checksums(writings: Sequence[Writing]) -> list[bytes]:
-    return [checksum(writing.view, writing.padding) for writing in writings]
+class Entries:
+    """Computes checksums, and writes heads and entries. Threads: one at a time."""
+
+    def __init__(self, store: Store, table: Table, io: BlockIO) -> None:
+        self._store = store
+        self._table = table
+        self._io = io
+        self._bounce = Bounce(BOUNCE_BYTES)
+
+    def write(self, writings: Sequence[Writing], settled: int) -> None:
+        """Each of them gets an entry, which says that what is below ``settled`` needs no look at a
+        restart."""
+        outgoing = Outgoing(self._store, self._io, self._bounce)
+        entries = {}
+        for writing in writings:
+            entry = writing.describe(checksum(writing.view, writing.padding), settled)
+            entries[writing.slot] = entry.to_bytes(self._store.tag)
+            length = writing.head_bytes
+            head = entries[writing.slot] + writing.encoded[HEADER_ROOM:]
+            piece = Piece(self._store.file.layout.slot_at(writing.slot), 0, length, Purpose.HEAD)
+            outgoing.through(writing, piece, head.ljust(length, b"\x00"))
+        for writing in writings:
+            writing.entered = True
+        # Heads go with the table's pages: behind the values in a disk's queue, a second trip costs most.
+        failed = self._table.put(entries, self._io, outgoing.go)
+        for writing in writings:
+            if writing.slot in failed:
+                writing.refuse(failed[writing.slot])
