@@ -30,7 +30,8 @@ from kvferry.control.orders import (
     StoreOrder,
 )
 from kvferry.control.outcomes import ChunkFacts, ChunkWrite, WriteOutcome
-from kvferry.control.rises import Rises, Wanted
+from kvferry.control.rises import Rises
+from kvferry.control.seeking import Wanted
 
 CHUNK = 3
 FIRST = 8

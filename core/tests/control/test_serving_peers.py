@@ -11,20 +11,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvferry.api import Answer, Grant, PeerAsk, PeerId, Refusal, Refused
 from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
 from kvferry.control.outcomes import ChunkWrite, WriteOutcome
-from kvferry.control.serving import (
-    Answer,
-    Asking,
-    Grant,
-    PeerAsk,
-    PeerId,
-    Refusal,
-    Refused,
-    Serving,
-    ServingSettings,
-)
+from kvferry.control.serving import Asking, Serving, ServingSettings
 
 CHUNK, BLOCK = 8, 4
 SLOTS = 12

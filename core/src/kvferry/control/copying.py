@@ -13,6 +13,7 @@ from kvferry.control.entries import NOBODY, ROOT, State
 from kvferry.control.leases import LeaseTable
 from kvferry.control.outcomes import ChunkFacts, LeaseOutcome, Lent
 from kvferry.control.residency import Residency
+from kvferry.control.servable import ROWS_AT_ONCE, ServableChanges, ServableLog
 
 
 class Copying:
@@ -62,6 +63,38 @@ class Copying:
         any more, whether they were visible once or not."""
         freed = self._residency.freed
         return [freed.popitem()[0] for _ in range(min(limit, len(freed)))] if freed else []
+
+    # For a directory
+
+    def watch_servable(self, limit: int) -> None:
+        """Note full chunks that can be found, or cannot any more, from now on: up to ``limit`` of them, for
+        :meth:`take_servable`."""
+        if self._residency.servable is None:
+            self._residency.servable = ServableLog(limit)
+
+    def take_servable(self, limit: int) -> ServableChanges:
+        """Up to ``limit`` changes."""
+        log = self._residency.servable
+        return ServableChanges() if log is None else log.take(limit)
+
+    @property
+    def has_servable(self) -> bool:
+        """Whether :meth:`take_servable` has something to tell."""
+        return bool(self._residency.servable)
+
+    def walk_servable(self, cursor: int, limit: int) -> tuple[list[bytes], int | None]:
+        """Some full chunks that can be found, ``limit`` at the most, and where to go on; ``None`` when that
+        was all. A walk begins at 0; a chunk that is there from its beginning to its end is told once."""
+        entries = self._residency.entries
+        end = min(entries.rows, cursor + ROWS_AT_ONCE)
+        rows = cursor + np.flatnonzero(entries.state.array[cursor:end] == State.VISIBLE)
+        found: list[bytes] = []
+        for row in rows.tolist():
+            if len(found) == limit:
+                return found, row
+            if entries.is_full(row):
+                found.append(entries.digests.digest(row))
+        return found, end if end < entries.rows else None
 
     # What is there
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvferry.config import StoreWhen
-from kvferry.control.deadlines import NEVER
+from kvferry.control.borrowing import Borrowing
 from kvferry.control.lower import CLIMBED_AT_ONCE, LowerTier, LowerTierReport
 from kvferry.control.manager import CacheManager
 from kvferry.control.orders import Order, OrderResult
-from kvferry.control.rises import Rises, Seek, Wanted
+from kvferry.control.rises import Rises
+from kvferry.control.seeking import Seek, Wanted
 
 LEAST_SPARE = 4
 """Slots that are kept free, where the first tier is not too small, while chunks are copied down as they
@@ -28,11 +29,18 @@ class Hierarchy:
     """
 
     def __init__(
-        self, first: CacheManager, lower: Sequence[LowerTier], rises: Rises, chunk_tokens: int
+        self,
+        first: CacheManager,
+        lower: Sequence[LowerTier],
+        rises: Rises,
+        chunk_tokens: int,
+        borrowing: Borrowing | None = None,
     ) -> None:
         self.first = first
         self.lower = tuple(lower)
         self.rises = rises
+        self.borrowing = borrowing
+        """What other instances have; ``None`` if there are none."""
         self.settled = 0
         """Grows whenever results of orders were taken in."""
         self._chunk_tokens = chunk_tokens
@@ -44,8 +52,9 @@ class Hierarchy:
     # Loads
 
     def seek(self, wanted: Wanted) -> Seek:
-        """Look below for what the first tier does not have, and have it brought up."""
-        return Seek(self.rises, self.lower, wanted, self._chunk_tokens)
+        """Look below, and then at other instances, for what the first tier does not have, and have it
+        brought up."""
+        return Seek(self.rises, self.lower, wanted, self._chunk_tokens, self.borrowing)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """These chunks of one chain, from its head, were used above; below they were, too."""
@@ -122,7 +131,8 @@ class Hierarchy:
     def at_rest(self) -> bool:
         """Whether nothing moves between tiers, nor is about to."""
         moves = self.first.copying.has_published or len(self.rises)
-        return not moves and all(tier.at_rest for tier in self.lower)
+        at_others = self.borrowing is not None and not self.borrowing.at_rest
+        return not moves and not at_others and all(tier.at_rest for tier in self.lower)
 
     def take_orders(self) -> list[Order]:
         """What is to be sent to the workers, in this order."""
@@ -130,6 +140,9 @@ class Hierarchy:
         for tier in self.lower:
             orders += tier.orders
             tier.orders = []
+        if self.borrowing is not None:
+            orders += self.borrowing.orders
+            self.borrowing.orders.clear()
         return orders
 
     def report(self, result: OrderResult, now: float) -> None:
@@ -144,11 +157,14 @@ class Hierarchy:
         self.rises.expire(now)
         for tier in self.lower:
             tier.expire(now)
+        if self.borrowing is not None:
+            self.borrowing.expire(now)
 
     def next_deadline(self) -> float:
-        return min(
-            [self.rises.next_deadline(), *(tier.next_deadline() for tier in self.lower)], default=NEVER
-        )
+        deadlines = [self.rises.next_deadline(), *(tier.next_deadline() for tier in self.lower)]
+        if self.borrowing is not None:
+            deadlines.append(self.borrowing.next_deadline())
+        return min(deadlines)
 
     def open(self) -> None:
         """Every worker is there: have the lower tiers opened."""
@@ -158,6 +174,8 @@ class Hierarchy:
     def workers_lost(self) -> None:
         """No worker is left. The first tier's manager was told before."""
         self.rises.workers_lost()
+        if self.borrowing is not None:
+            self.borrowing.workers_lost()
         for tier in self.lower:
             tier.workers_lost()
 
@@ -176,3 +194,5 @@ class Hierarchy:
         self.first.check()
         for tier in self.lower:
             tier.check()
+        if self.borrowing is not None:
+            self.borrowing.check()

@@ -72,6 +72,38 @@ class CancelOrder:
 
 
 @frozen
+class PullOrder:
+    """Copy chunks out of a peer's first tier into ours: on every rank, out of these slots of the same rank
+    of the peer. A guard interval has been taken off ``seconds`` already: the peer's lease ends later."""
+
+    id: int
+    peer: str
+    epoch: bytes
+    """Of the peer. What another epoch of it lent is void."""
+    chunks: tuple[ChunkFacts, ...]
+    from_slots: tuple[int, ...]
+    slots: tuple[int, ...]
+    seconds: float
+
+
+@frozen
+class MeetOrder:
+    """A peer said hello. ``exports`` are those of its channels, rank by rank."""
+
+    peer: str
+    epoch: bytes
+    exports: tuple[bytes, ...]
+
+
+@frozen
+class ForgetOrder:
+    """Nothing is read from this epoch of a peer any more; what is under way fails."""
+
+    peer: str
+    epoch: bytes
+
+
+@frozen
 class OpenOrder:
     """Open the tier, the ``opening``-th time, and say what it holds."""
 
@@ -87,7 +119,10 @@ class CloseOrder:
     opening: int
 
 
-Order = StoreOrder | FetchOrder | DeleteOrder | CancelOrder | OpenOrder | CloseOrder
+TierOrder = StoreOrder | FetchOrder | DeleteOrder | CancelOrder | OpenOrder | CloseOrder
+PeerOrder = PullOrder | MeetOrder | ForgetOrder | CancelOrder
+"""What is asked of the ways to peers. A pull is cancelled as an order of the tier ``""``."""
+Order = TierOrder | PeerOrder
 
 
 @frozen

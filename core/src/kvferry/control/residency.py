@@ -14,6 +14,7 @@ from kvferry.control.entries import ROOT, EntryTable, State
 from kvferry.control.events import EventLog, StoredFact
 from kvferry.control.outcomes import ChunkFacts, Removed
 from kvferry.control.pins import Pins
+from kvferry.control.servable import ServableLog
 from kvferry.control.tier import Tier
 
 STEPS_AT_ONCE = 512
@@ -57,6 +58,7 @@ class Residency:
         self.aborted = 0
         self.withheld: list[int] = []
         """Slots that nobody gets, because the store behind them has no room for so many."""
+        self.servable: ServableLog | None = None
         self.published: deque[bytes] | None = None
         """Digests of chunks that became visible, in order, for whoever copies them elsewhere."""
         self.freed: dict[bytes, None] | None = None
@@ -174,6 +176,8 @@ class Residency:
         self.stored += 1
         if self.published is not None:
             self.published.append(digest)
+        if full and self.servable is not None:
+            self.servable.note(digest, True)
         if full and self.events is not None:
             self.events.stored(row, entries.parent.view[row], lambda content: self.fact(row, content))
         self.tier.policy.insert(
@@ -418,6 +422,8 @@ class Residency:
     def _conceal(self, row: int) -> None:
         if self.entries.is_full(row):
             self.entries.digests.unlist_row(row)
+            if self.servable is not None:
+                self.servable.note(self.entries.digests.digest(row), False)
             if self.events is not None:
                 self.events.removed(row, self.entries.digests.digest(row))
         self.entries.partials.hide(row)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from kvferry.control.consignment import Consignment
 from kvferry.control.deadlines import NEVER
-from kvferry.control.lower import LowerTier
 from kvferry.control.manager import CacheManager
-from kvferry.control.matching import MatchCursor, TailKeys
-from kvferry.control.orders import CancelOrder, FetchOrder, OrderResult
-from kvferry.control.outcomes import LeaseOutcome, WriteOutcome
+from kvferry.control.orders import OrderResult
+from kvferry.control.outcomes import WriteOutcome
+from kvferry.control.segments import Origin, Segment
 
 RAISED_AT_ONCE = 4
 """Chunks that are reserved in the first tier under one hold of the lock."""
@@ -22,40 +21,30 @@ ENDED_AT_ONCE = 4
 """Rises that one hold of the lock brings to their end."""
 
 
-@define(eq=False)
-class _Segment:
-    """Neighbouring chunks of one prefix that lie in one tier: items ``at`` to ``stop`` of a lease there."""
-
-    tier: LowerTier
-    index: CacheManager
-    lease: int
-    at: int
-    stop: int
-
-    @property
-    def stands(self) -> bool:
-        return self.tier.usable and self.tier.index is self.index
-
-
 @define(eq=False, kw_only=True)
 class _Fetch(Consignment):
     """An order to fetch."""
 
-    segment: _Segment
+    segment: Segment
 
 
 @define(eq=False)
 class Rise:
-    """One prefix on its way up. Ends when everything of it has come, or cannot come."""
+    """One prefix on its way up. Ends when everything of it has come, or cannot come.
+
+    While it is ``open_ended`` somebody looks for what comes behind its segments.
+    """
 
     id: int
     salt: str
     waiters: set[str]
-    segments: deque[_Segment]
-    leases: list[tuple[CacheManager, int]]
+    segments: deque[Segment]
+    held: list[Segment]
+    """Every segment that it ever had: to be released at its end."""
     names: tuple[bytes, ...]
     """Full chunks of it that other requests may wait for, too."""
     deadline: float
+    open_ended: bool = False
     building: _Fetch | None = None
     under_way: dict[int, _Fetch] = field(factory=dict)
     awaited: set[bytes] = field(factory=set)
@@ -64,7 +53,7 @@ class Rise:
 
     @property
     def waits_to_send(self) -> bool:
-        return bool(self.segments or self.building or self.awaited)
+        return bool(self.segments or self.building or self.awaited or self.open_ended)
 
 
 class Rises:
@@ -118,23 +107,46 @@ class Rises:
         return rise.id
 
     def start(
-        self, request: str, salt: str, segments: Sequence[_Segment], names: Sequence[bytes], deadline: float
+        self,
+        request: str,
+        salt: str,
+        segments: Sequence[Segment],
+        names: Sequence[bytes],
+        deadline: float,
+        *,
+        open_ended: bool = False,
     ) -> int:
-        """Begin to bring these up; the leases are the rise's from here on. Its number."""
+        """Begin to bring these up; the segments are the rise's from here on. Its number. If it is
+        ``open_ended`` it waits for :meth:`extend`."""
         self._last += 1
         rise = Rise(
             self._last,
             salt,
             {request},
             deque(segments),
-            [(each.index, each.lease) for each in segments],
+            list(segments),
             tuple(name for name in names if name not in self._names),
             deadline,
+            open_ended,
         )
         self._open[rise.id] = self._unsent[rise.id] = rise
         self._names.update(dict.fromkeys(rise.names, rise))
         self._deadline = min(self._deadline, deadline)
         return rise.id
+
+    def extend(self, number: int, segment: Segment | None) -> None:
+        """What was looked for behind a rise was found, or was not. A segment that it has no use for any more
+        is released at once."""
+        rise = self._open.get(number)
+        if rise is None or not rise.open_ended:
+            if segment is not None:
+                segment.release()
+            return
+        rise.open_ended = False
+        if segment is not None:
+            rise.segments.append(segment)
+            rise.held.append(segment)
+        self._end_if_done(rise)
 
     def leave(self, request: str, *, late: bool = False) -> None:
         """The request waits no longer, or not as ``late`` as this. A rise that nobody waits for stops."""
@@ -147,10 +159,10 @@ class Rises:
 
     def advance(self, now: float) -> bool:
         """Send for some chunks of some rise; whether there is more to send for now."""
-        full: set[LowerTier] = set()
+        full: set[int] = set()
         ended = 0
         for rise in list(self._unsent.values()):
-            if rise.building is None and rise.segments and rise.segments[0].tier in full:
+            if rise.building is None and rise.segments and id(rise.segments[0].origin) in full:
                 continue
             if self._advance(rise, now):
                 return True
@@ -160,7 +172,7 @@ class Rises:
                 if ended == ENDED_AT_ONCE:
                     return True
             elif rise.segments:
-                full.add(rise.segments[0].tier)
+                full.add(id(rise.segments[0].origin))
         return False
 
     def report(self, result: OrderResult) -> bool:
@@ -181,7 +193,7 @@ class Rises:
             return True
         self._results.popleft()
         del rise.under_way[result.id]
-        fetch.segment.tier.fetched(fetch.chunks, fetch.segment.index, result, now)
+        fetch.segment.fetched(fetch.chunks, result, now)
         if result.faults:
             self._stop(rise)
         self._end_if_done(rise)
@@ -195,8 +207,8 @@ class Rises:
             if rise.deadline <= now and not rise.cancelled:
                 self.expired += 1
                 self.late += len(rise.waiters)
-                for tier in {fetch.segment.tier for fetch in rise.under_way.values()}:
-                    tier.failed_once(f"chunks have not come within {tier.settings.load_deadline:g} s")
+                for origin in _origins(rise.under_way.values()):
+                    origin.failed_once(f"chunks have not come within {origin.settings.load_deadline:g} s")
                 self._cancel(rise)
         waiting = [rise.deadline for rise in self._open.values() if not rise.cancelled]
         self._deadline = min(waiting, default=NEVER)
@@ -216,6 +228,7 @@ class Rises:
             rise.building = None
             rise.segments.clear()
             rise.awaited.clear()
+            rise.open_ended = False
             self._end_if_done(rise)
         self._unsent.clear()
         self._orders.clear()
@@ -228,34 +241,34 @@ class Rises:
         while rise.segments and rise.segments[0].at >= rise.segments[0].stop:
             rise.segments.popleft()
         if not rise.segments:
-            self._send(rise)
+            self._send(rise, now)
             self._end_if_done(rise)
             return False
         segment = rise.segments[0]
-        if not segment.stands:
+        if not segment.stands(now):
             self._stop(rise)
             self._end_if_done(rise)
             return False
         if rise.building is not None and rise.building.segment is not segment:
-            self._send(rise)
-        tier = segment.tier
-        room = tier.settings.chunks_in_flight - tier.fetching
+            self._send(rise, now)
+        origin = segment.origin
+        room = origin.settings.chunks_in_flight - origin.fetching
         count = min(RAISED_AT_ONCE, room, segment.stop - segment.at)
         if count <= 0:
-            self._send(rise)
+            self._send(rise, now)
             return False
         before = segment.at
         self._raise_some(rise, segment, count, now)
-        full = rise.building is not None and len(rise.building.chunks) >= tier.settings.chunks_per_order
+        full = rise.building is not None and len(rise.building.chunks) >= origin.settings.chunks_per_order
         if full or not rise.segments:
-            self._send(rise)
+            self._send(rise, now)
         self._end_if_done(rise)
         return bool(rise.segments) and segment.at > before
 
-    def _raise_some(self, rise: Rise, segment: _Segment, count: int, now: float) -> None:
-        chunks = segment.index.copying.leased(segment.lease, segment.at, segment.at + count)
+    def _raise_some(self, rise: Rise, segment: Segment, count: int, now: float) -> None:
+        chunks = segment.facts(count)
         if not chunks or chunks[0].end <= now:
-            self._send(rise)
+            self._send(rise, now)
             self._stop(rise)
             return
         head = chunks[0]
@@ -273,7 +286,7 @@ class Rises:
         granted = building.add(answer, ((chunk, given.slot) for chunk, given in answers))
         for _, slot in granted:
             self._on_granted(slot)
-        segment.tier.fetching += len(granted)
+        segment.origin.fetching += len(granted)
         refused = len(chunks) < count  # something went meanwhile
         for chunk, given in answers:
             if given.outcome is WriteOutcome.BUSY:
@@ -282,34 +295,26 @@ class Rises:
                 refused = True
         segment.at += len(alike)
         if refused:
-            self._send(rise)
+            self._send(rise, now)
             self._stop(rise)
 
-    def _send(self, rise: Rise) -> None:
+    def _send(self, rise: Rise, now: float) -> None:
         fetch, rise.building = rise.building, None
         if fetch is None or not fetch.chunks:
             return
-        tier = fetch.segment.tier
         number = self._next_id()
         rise.under_way[number] = fetch
         self._orders[number] = rise
-        tier.orders.append(
-            FetchOrder(
-                number,
-                tier.name,
-                tier.opening,
-                tuple(fetch.chunks),
-                tuple(fetch.slots),
-                tier.settings.load_deadline,
-            )
-        )
+        segment = fetch.segment
+        segment.origin.orders.append(segment.order(number, fetch.chunks, fetch.slots, now))
 
     def _stop(self, rise: Rise) -> None:
-        """Send for nothing more."""
+        """Send for nothing more, and look for nothing more."""
         rise.segments.clear()
+        rise.open_ended = False
         fetch, rise.building = rise.building, None
         if fetch is not None:
-            fetch.segment.tier.fetching -= len(fetch.chunks)
+            fetch.segment.origin.fetching -= len(fetch.chunks)
             fetch.abort()
 
     def _cancel(self, rise: Rise) -> None:
@@ -318,7 +323,7 @@ class Rises:
         rise.cancelled = True
         self._stop(rise)
         for number, fetch in rise.under_way.items():
-            fetch.segment.tier.orders.append(CancelOrder(number, fetch.segment.tier.name))
+            fetch.segment.origin.orders.append(fetch.segment.cancel(number))
         rise.awaited.clear()
         self._end_if_done(rise)
 
@@ -330,89 +335,10 @@ class Rises:
         for name in rise.names:
             if self._names.get(name) is rise:
                 del self._names[name]
-        for index, lease in rise.leases:
-            index.finish_load(lease)
+        for segment in rise.held:
+            segment.release()
 
 
-@frozen(kw_only=True)
-class Wanted:
-    """What a request looks for: the prefix of ``keys`` and ``tail_keys``, as in
-    :meth:`CacheManager.match`, up to ``limit_tokens``. The first tier has ``held_tokens`` of it, and
-    ``local_tokens`` are the engine's own already."""
-
-    request: str
-    salt: str
-    keys: Sequence[bytes]
-    tail_keys: TailKeys
-    limit_tokens: int
-    held_tokens: int
-    local_tokens: int
-
-
-class Seek:
-    """Looks for a prefix in the lower tiers, slice by slice, and has what is missing above brought up.
-
-    Call :meth:`advance` under the manager's lock until it returns ``False``; :attr:`rise` is then the
-    number of the rise to wait for, or 0.
-    """
-
-    def __init__(self, rises: Rises, tiers: Sequence[LowerTier], wanted: Wanted, chunk_tokens: int) -> None:
-        self.rise = 0
-        self.wait_seconds = 0.0
-        """How long the slowest tier that has some of it may take."""
-        self._rises = rises
-        self._tiers = deque(tier for tier in tiers if tier.usable)
-        self._wanted = wanted
-        self._chunk = chunk_tokens
-        self._first_chunk = self._next_chunk = wanted.held_tokens // chunk_tokens
-        self._reached = max(wanted.held_tokens, wanted.local_tokens)
-        self._segments: list[_Segment] = []
-        self._cursor: MatchCursor | None = None
-
-    def advance(self, now: float) -> bool:
-        wanted = self._wanted
-        if self._cursor is None and not self._segments and self._next_chunk < len(wanted.keys):
-            self.rise = self._rises.join(wanted.keys[self._next_chunk], wanted.request)
-            if self.rise:
-                self.wait_seconds = max((tier.settings.load_deadline for tier in self._tiers), default=0.0)
-                return False
-        if not self._tiers:
-            return self._finish(now)
-        tier = self._tiers[0]
-        if self._cursor is None:
-            if not tier.usable:
-                self._tiers.popleft()
-                return True
-            self._cursor = tier.index.match_in_slices(
-                f"rise of {wanted.request}", wanted.keys, wanted.tail_keys, wanted.limit_tokens
-            )
-            self._index = tier.index
-        if self._cursor.advance(now):
-            return True
-        self._take(self._tiers.popleft(), self._index, self._cursor)
-        self._cursor = None
-        return True
-
-    def _take(self, tier: LowerTier, index: CacheManager, cursor: MatchCursor) -> None:
-        match = cursor.match
-        if match.lease is None:
-            return
-        gain = match.tokens - self._reached
-        if gain <= 0 or gain < tier.settings.min_load_tokens or index is not tier.index:
-            index.release(match.lease)
-            return
-        if index.begin_load(match.lease) is not LeaseOutcome.OK:
-            return
-        self._segments.append(_Segment(tier, index, match.lease, self._next_chunk, len(match.slots)))
-        self._next_chunk = match.tokens // self._chunk
-        self._reached = match.tokens
-        self.wait_seconds = max(self.wait_seconds, tier.settings.load_deadline)
-
-    def _finish(self, now: float) -> bool:
-        if self._segments:
-            wanted = self._wanted
-            names = wanted.keys[self._first_chunk : self._segments[-1].stop]
-            self.rise = self._rises.start(
-                wanted.request, wanted.salt, self._segments, names, now + self.wait_seconds
-            )
-        return False
+def _origins(fetches: Iterable[_Fetch]) -> Iterable[Origin]:
+    """Each once."""
+    return {id(fetch.segment.origin): fetch.segment.origin for fetch in fetches}.values()

@@ -2,75 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 import heapq
 from collections import Counter
 
 from attrs import define, field, frozen
 
+from kvferry.api import Answer, Grant, LentChunk, PeerAsk, PeerId, Refusal, Refused
 from kvferry.control.manager import CacheManager
 from kvferry.control.matching import MatchCursor
 from kvferry.control.outcomes import ChunkFacts
-
-
-@frozen(order=True)
-class PeerId:
-    """One life of another instance. ``epoch`` is 16 random bytes, new at every start."""
-
-    instance: str
-    epoch: bytes
-
-
-@frozen(kw_only=True)
-class PeerAsk:
-    """A peer wants to read the longest prefix of ``keys``, digests of full chunks from the head, and then
-    of ``tails``, beginnings of the chunk behind them with their tokens, the longest first.
-
-    ``skip`` chunks of it the peer has itself: they are not lent. ``number`` grows with every ask of the
-    peer's life, and none is used twice.
-    """
-
-    number: int
-    keys: tuple[bytes, ...]
-    tails: tuple[tuple[bytes, int], ...] = ()
-    skip: int = 0
-    limit_tokens: int
-
-
-class Refusal(enum.Enum):
-    """Why nothing was lent. Each is a miss for who asked."""
-
-    NOTHING = "nothing"
-    """There is no such chunk here beyond those that the peer has."""
-    BUSY = "busy"
-    """As much as peers may have is lent already."""
-    ENDED = "ended"
-    """This ask was done with before it came, or came a second time after it was."""
-
-
-@frozen(kw_only=True)
-class Grant:
-    """These chunks stay as they are for ``seconds`` from the moment in which the ask was answered.
-
-    ``chunks`` and their ``slots`` begin behind what was skipped. The last may be a tail, or hold more tokens
-    than were asked for if its beginning was.
-    """
-
-    number: int
-    chunks: tuple[ChunkFacts, ...]
-    slots: tuple[int, ...]
-    tokens: int
-    """How many tokens from the head are to be had, skipped ones included."""
-    seconds: float
-
-
-@frozen
-class Refused:
-    number: int
-    reason: Refusal
-
-
-Answer = Grant | Refused
 
 
 @frozen(kw_only=True)
@@ -299,8 +239,20 @@ class Asking:
 def _grant(number: int, lent: _Lent, now: float) -> Grant:
     return Grant(
         number=number,
-        chunks=lent.chunks,
+        chunks=tuple(_told(chunk, now) for chunk in lent.chunks),
         slots=lent.slots,
         tokens=lent.tokens,
         seconds=lent.deadline - now,
+    )
+
+
+def _told(chunk: ChunkFacts, now: float) -> LentChunk:
+    return LentChunk(
+        digest=chunk.digest,
+        parent=chunk.parent,
+        depth=chunk.depth,
+        tokens=chunk.tokens,
+        aliases=chunk.aliases,
+        model=chunk.model,
+        seconds=max(0.0, chunk.end - now),
     )
