@@ -18,7 +18,6 @@ from kvferry.api import (
     ChunkKey,
     DeleteStatus,
     ErrorKind,
-    ItemResult,
     KVFerryError,
     ReadStatus,
     Region,
@@ -29,6 +28,7 @@ from kvferry.api import (
 from kvferry.control.orders import ItemFault
 from kvferry.data.arena import MemoryFileArena
 from kvferry.data.engine_side import EngineSide
+from kvferry.data.item_faults import fault_of, faults_of
 from kvferry.data.meter import Meter, TierStatistics
 from kvferry.data.priorities import leave_the_engines_core, stand_behind_the_engine
 from kvferry.data.wire import (
@@ -50,12 +50,6 @@ CLOSE_SECONDS = 10.0
 """Between two attempts to close a backend that has not ended its work."""
 
 _READ_FAULTS = {ReadStatus.MISS: ItemFault.GONE, ReadStatus.CORRUPT: ItemFault.CORRUPT}
-_ERROR_FAULTS = {
-    ErrorKind.TIMEOUT: ItemFault.TIMEOUT,
-    ErrorKind.CANCELLED: ItemFault.CANCELLED,
-    ErrorKind.CLOSED: ItemFault.CANCELLED,
-    ErrorKind.CAPACITY: ItemFault.NO_SPACE,
-}
 
 
 class TierListener(Protocol):
@@ -297,7 +291,7 @@ class TierSide:
         ]
 
         def done(ticket: Ticket[ReadStatus]) -> None:
-            faults, reason = _faults(ticket.results, ReadStatus.FOUND, _READ_FAULTS)
+            faults, reason = faults_of(ticket.results, ReadStatus.FOUND, _READ_FAULTS)
             good = [slot for place, slot in enumerate(order.slots) if place not in faults]
             if good:
                 self._listener.filled(good)
@@ -337,12 +331,12 @@ class TierSide:
             self._write_waiting(opening)
 
         def told(ticket: Ticket[DeleteStatus]) -> None:
-            done(*_faults(ticket.results, DeleteStatus.DELETED, {DeleteStatus.ABSENT: None}))
+            done(*faults_of(ticket.results, DeleteStatus.DELETED, {DeleteStatus.ABSENT: None}))
 
         try:
             ticket = opening.backend.delete(keys, opening.context.clock() + order.seconds)
         except Exception as error:  # noqa: BLE001 - an order ends whatever a backend does
-            done(dict.fromkeys(range(len(keys)), _fault_of(error)), str(error))
+            done(dict.fromkeys(range(len(keys)), fault_of(error)), str(error))
             return
         ticket.on_done(told)
 
@@ -362,7 +356,7 @@ class TierSide:
 
         def done(ticket: Ticket[WriteStatus]) -> None:
             mapping = {WriteStatus.EXISTS: None, WriteStatus.NO_SPACE: ItemFault.NO_SPACE}
-            faults, reason = _faults(ticket.results, WriteStatus.STORED, mapping)
+            faults, reason = faults_of(ticket.results, WriteStatus.STORED, mapping)
             self._end(opening, order.id, faults, reason)
 
         self._submit(
@@ -398,7 +392,7 @@ class TierSide:
         except Exception as error:  # noqa: BLE001 - an order ends whatever a backend does
             with self._lock:
                 meter.end(clock(), 0)
-            self._fail(order.id, len(batch), _fault_of(error), str(error))
+            self._fail(order.id, len(batch), fault_of(error), str(error))
             return
         opening.tickets[order.id] = ticket
         ticket.on_done(ended)
@@ -474,32 +468,6 @@ def _chunk(header: ChunkHeader) -> Chunk:
 def _key(namespace: bytes, digest: bytes) -> ChunkKey:
     """A digest of ours, or the full key of somebody else's chunk."""
     return ChunkKey(namespace, digest) if len(digest) == len(namespace) else ChunkKey.from_bytes(digest)
-
-
-def _faults(
-    results: Sequence[ItemResult[Any]], good: object, known: dict[Any, Any]
-) -> tuple[dict[int, ItemFault], str]:
-    """What failed, by its place, and the first reason. ``known`` maps other outcomes to faults, or to
-    ``None`` if they are as good."""
-    faults: dict[int, ItemFault] = {}
-    reason = ""
-    for place, result in enumerate(results):
-        if result.status is good:
-            continue
-        if result.error is None:
-            fault = known[result.status]
-        else:
-            fault = _ERROR_FAULTS.get(result.error.kind, ItemFault.FAILED)
-            reason = reason or str(result.error)
-        if fault is not None:
-            faults[place] = fault
-    return faults, reason
-
-
-def _fault_of(error: Exception) -> ItemFault:
-    """What an order failed of that its backend did not even take."""
-    kind = error.kind if isinstance(error, KVFerryError) else ErrorKind.INTERNAL
-    return _ERROR_FAULTS.get(kind, ItemFault.FAILED)
 
 
 def _closed(backend: Backend, order: OpenTier, name: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from kvferry.data.plans import TransferResult
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 MAXIMUM_MESSAGE_BYTES = 16 << 20
 
 
@@ -94,6 +94,29 @@ class TierClosed(msgspec.Struct, frozen=True, tag="tier-closed"):
     reason: str
 
 
+class ChannelOpened(msgspec.Struct, frozen=True, tag="channel-opened"):
+    """The channel of this rank is open in the epoch ``channel_epoch``. ``export`` is for the same rank of
+    peers, see :meth:`kvferry.api.Channel.export`. ``shard`` and ``slot_bytes`` must be the same on both
+    ranks, or neither could read the other's slots."""
+
+    rank: int
+    epoch: int
+    channel_epoch: bytes
+    export: bytes
+    shard: bytes
+    slot_bytes: int
+
+
+class ChannelClosed(msgspec.Struct, frozen=True, tag="channel-closed"):
+    """The channel of this rank is not open in that epoch any more, and all its pulls have ended; or it
+    could not be opened: ``reason`` says why."""
+
+    rank: int
+    epoch: int
+    channel_epoch: bytes
+    reason: str
+
+
 class OrderDone(msgspec.Struct, frozen=True, tag="order-done"):
     """The end of an order on this rank. ``faults`` names what failed by its place in the order."""
 
@@ -157,10 +180,54 @@ class DeleteChunks(msgspec.Struct, frozen=True, tag="delete-chunks"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Nobody waits for this order any more. It is answered all the same."""
+    """Nobody waits for this order any more. It is answered all the same. Of pulls ``tier`` is empty."""
 
     id: int
     tier: str
+
+
+class OpenChannel(msgspec.Struct, frozen=True, tag="open-channel"):
+    """Open the channel. ``instance`` and ``epoch`` as in :class:`kvferry.api.ChannelContext`. Of a channel
+    that is open in this epoch, that is told again."""
+
+    instance: str
+    epoch: bytes
+
+
+class CloseChannel(msgspec.Struct, frozen=True, tag="close-channel"):
+    """Close the channel that was opened in this epoch, and forget all peers."""
+
+    epoch: bytes
+
+
+class MeetPeer(msgspec.Struct, frozen=True, tag="meet-peer"):
+    """The same rank of the instance ``peer`` can be reached by what it exported in its epoch. Takes the place
+    of what was known of an earlier epoch. Means nothing while the channel is not open."""
+
+    peer: str
+    epoch: bytes
+    export: bytes
+
+
+class ForgetPeer(msgspec.Struct, frozen=True, tag="forget-peer"):
+    """Give up the way to a peer, if it is known in this epoch. What is read from it fails."""
+
+    peer: str
+    epoch: bytes
+
+
+class PullChunks(msgspec.Struct, frozen=True, tag="pull-chunks"):
+    """Read chunks of so many ``tokens`` out of slots of the same rank of a peer into slots of the first tier,
+    within so many seconds."""
+
+    id: int
+    peer: str
+    epoch: bytes
+    digests: tuple[bytes, ...]
+    tokens: tuple[int, ...]
+    from_slots: tuple[int, ...]
+    slots: tuple[int, ...]
+    seconds: float
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -196,5 +263,9 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
 
 
 TierOrder = OpenTier | CloseTier | StoreChunks | FetchChunks | DeleteChunks | Cancel
-FromWorker = Hello | Ready | Done | Beat | Bye | TierContent | TierClosed | OrderDone
-ToWorker = Welcome | Refused | SayHello | TierOrder
+PeerOrder = OpenChannel | CloseChannel | MeetPeer | ForgetPeer | PullChunks | Cancel
+WorkerOrder = TierOrder | PeerOrder
+FromWorker = (
+    Hello | Ready | Done | Beat | Bye | TierContent | TierClosed | ChannelOpened | ChannelClosed | OrderDone
+)
+ToWorker = Welcome | Refused | SayHello | WorkerOrder

@@ -21,6 +21,7 @@ from kvferry.control.tokens import TokenPacker, pack_tokens
 from kvferry.data.copy import choose_copier
 from kvferry.data.engine_side import EngineGroup, EngineSide
 from kvferry.data.native import find_native
+from kvferry.data.peer_side import PeerSide
 from kvferry.data.store_side import StoreSide
 from kvferry.data.tier_side import TierSide
 from kvferry.data.wire import WIRE_VERSION
@@ -41,6 +42,8 @@ WRITE_SECONDS = 60.0
 """How long a save may take before its slots are set aside until its result comes."""
 QUICK_LOAD_BYTES = 128 << 20
 """What may be loaded in front of a forward pass of its own: about 10 ms of copying."""
+PEER_RETRY_SECONDS = 1.0
+"""How long a peer that could not be connected to is left alone."""
 PAGE_BYTES = 4096
 """What direct file I/O is aligned to everywhere."""
 HEADER_BYTES, ALIAS_BYTES = 1024, 36
@@ -240,6 +243,7 @@ def open_worker(
         fingerprint=fingerprint(config, plugins),
         verify=options.verify,
         tiers=[_tier_side(config, plugins, engine, engine_side, rank, name, tier) for name, tier in lower],
+        peers=_peer_side(config, plugins, engine, engine_side, rank, environment),
     )
     runtime.open()
     return runtime
@@ -264,6 +268,32 @@ def _tier_side(
         rank=rank,
         world_size=engine.world_size,
         most=plugins.backend(tier.use).capabilities.max_value_bytes,
+    )
+
+
+def _peer_side(
+    config: Config,
+    plugins: LoadedPlugins,
+    engine: EngineDescription,
+    side: EngineSide,
+    rank: int,
+    environment: Mapping[str, str],
+) -> PeerSide | None:
+    """What reads from peers, where there is a channel. A new one is made for every opening."""
+    name, options = config.channel.use, config.channel.options
+    if name is None:
+        return None
+    factory = plugins.factory("channel", name)
+    return PeerSide(
+        name,
+        lambda: factory(options),
+        side,
+        config.chunk_tokens,
+        rank=rank,
+        world_size=engine.world_size,
+        retry_seconds=PEER_RETRY_SECONDS,
+        max_ops=plugins.channel(name).capabilities.max_ops,
+        variables=environment,
     )
 
 

@@ -21,26 +21,34 @@ from kvferry.control.orders import (
     CloseOrder,
     DeleteOrder,
     FetchOrder,
+    ForgetOrder,
     ItemFault,
+    MeetOrder,
     OpenOrder,
     Order,
     OrderResult,
+    PullOrder,
     StoreOrder,
+    TierOrder,
 )
 from kvferry.control.outcomes import ChunkFacts
-from kvferry.control.rises import Rises, Wanted
+from kvferry.control.rises import Rises
+from kvferry.control.seeking import Wanted
 from kvferry.data.wire import (
     Cancel,
     Chunk,
     CloseTier,
     DeleteChunks,
     FetchChunks,
+    ForgetPeer,
+    MeetPeer,
     OpenTier,
     OrderDone,
+    PullChunks,
     StoreChunks,
     TierClosed,
     TierContent,
-    TierOrder,
+    WorkerOrder,
 )
 from kvferry.runtime.fair_lock import FairLock
 from kvferry.runtime.tier_log import TierLog
@@ -125,7 +133,7 @@ class LowerTiers:
         identity: StoreIdentity,
         *,
         world_size: int,
-        post: Callable[[int, TierOrder], None],
+        post: Callable[[int, WorkerOrder], None],
         wake: Callable[[], None],
         on_change: Callable[[], None],
         clock: Callable[[], float],
@@ -383,25 +391,33 @@ class LowerTiers:
     # Orders out
 
     def _send(self, order: Order) -> None:
-        message = self._message(order)
         if isinstance(order, StoreOrder | FetchOrder | DeleteOrder):
             self._orders[order.id] = _OrderOfAll(order.tier, set(self._ranks))
+        if isinstance(order, PullOrder):
+            self._orders[order.id] = _OrderOfAll(f"of peer {order.peer}", set(self._ranks))
         if isinstance(order, OpenOrder):
             self._log.asked(order.tier, order.opening, self._clock())
             self._openings[order.tier] = _OpeningOfAll()
             self._numbers[order.tier] = order.opening
+        if isinstance(order, MeetOrder):
+            # Each rank reads from the same rank of the peer.
+            for rank, export in zip(self._ranks, order.exports, strict=True):
+                self._post(rank, MeetPeer(order.peer, order.epoch, export))
+            return
+        message = self._message(order)
         for rank in self._ranks:
             self._post(rank, message)
 
-    def _message(self, order: Order) -> TierOrder:
+    def _message(self, order: TierOrder | PullOrder | ForgetOrder) -> WorkerOrder:
         match order:
             case StoreOrder(number, tier, opening, evicted, chunks, slots, seconds):
                 parts = tuple(self._chunk(chunk) for chunk in chunks)
                 return StoreChunks(number, tier, opening, evicted, parts, slots, seconds)
             case FetchOrder(number, tier, opening, chunks, slots, seconds):
-                digests = tuple(chunk.digest for chunk in chunks)
-                tokens = tuple(chunk.tokens for chunk in chunks)
-                return FetchChunks(number, tier, opening, digests, tokens, slots, seconds)
+                return FetchChunks(number, tier, opening, _digests(chunks), _tokens(chunks), slots, seconds)
+            case PullOrder(number, peer, epoch, chunks, sources, slots, seconds):
+                digests, tokens = _digests(chunks), _tokens(chunks)
+                return PullChunks(number, peer, epoch, digests, tokens, sources, slots, seconds)
             case DeleteOrder(number, tier, opening, digests, seconds):
                 return DeleteChunks(number, tier, opening, digests, seconds)
             case CancelOrder(number, tier):
@@ -411,6 +427,8 @@ class LowerTiers:
                 return OpenTier(tier, opening, whose.instance, self._namespace, whose.header_bytes)
             case CloseOrder(tier, opening):
                 return CloseTier(tier, opening)
+            case ForgetOrder(peer, epoch):
+                return ForgetPeer(peer, epoch)
 
     def _chunk(self, facts: ChunkFacts) -> Chunk:
         ends = facts.end != NEVER
@@ -424,6 +442,14 @@ class LowerTiers:
             facts.aliases,
             self._wall_clock() + (facts.end - self._clock()) if ends else 0.0,
         )
+
+
+def _digests(chunks: Sequence[ChunkFacts]) -> tuple[bytes, ...]:
+    return tuple(chunk.digest for chunk in chunks)
+
+
+def _tokens(chunks: Sequence[ChunkFacts]) -> tuple[int, ...]:
+    return tuple(chunk.tokens for chunk in chunks)
 
 
 def _told_by(rank: int, reason: str) -> str:

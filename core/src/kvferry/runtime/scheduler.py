@@ -17,7 +17,7 @@ from kvferry.api import KVFerryError
 from kvferry.control.lower import LowerTierReport
 from kvferry.control.manager import CacheManager
 from kvferry.control.outcomes import ChunkWrite, LeaseOutcome, Stats, WriteOutcome
-from kvferry.control.rises import Wanted
+from kvferry.control.seeking import Wanted
 from kvferry.data.plans import StepPlan, Transfer, TransferResult
 from kvferry.data.wire import (
     Bye,
@@ -28,7 +28,7 @@ from kvferry.data.wire import (
     Ready,
     TierClosed,
     TierContent,
-    TierOrder,
+    WorkerOrder,
 )
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.admin import AdminDesk, TierCard
@@ -756,7 +756,7 @@ class SchedulerRuntime:
         state.matched_slots = ()
         state.matched_tokens = 0
 
-    def _post(self, rank: int, order: TierOrder) -> None:
+    def _post(self, rank: int, order: WorkerOrder) -> None:
         if self._server is not None:
             self._server.post(rank, order)
 

@@ -27,10 +27,10 @@ from kvferry.data.wire import (
     Hello,
     Refused,
     SayHello,
-    TierOrder,
     Told,
     ToWorker,
     Welcome,
+    WorkerOrder,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class SideChannelServer:
         self._on_message = on_message
         self._on_tick = on_tick
         self._known: dict[bytes, tuple[int, int]] = {}
-        self._outgoing: deque[tuple[int, TierOrder]] = deque()
+        self._outgoing: deque[tuple[int, WorkerOrder]] = deque()
         self._wake: int = -1
         self._wake_lock = threading.Lock()
         self._decoder = msgspec.msgpack.Decoder(FromWorker | Ask)
@@ -122,7 +122,7 @@ class SideChannelServer:
         self._thread = threading.Thread(target=self._run, args=(socket,), name="kvferry-service", daemon=True)
         self._thread.start()
 
-    def post(self, rank: int, order: TierOrder) -> None:
+    def post(self, rank: int, order: WorkerOrder) -> None:
         """Queue an order for a worker. Never waits; any thread. To a rank that is not there it goes
         nowhere."""
         self._outgoing.append((rank, order))
@@ -267,7 +267,7 @@ class SideChannelClient:
         make_hello: Callable[[str], Hello],
         make_beat: Callable[[], FromWorker],
         on_refused: Callable[[str], None],
-        on_order: Callable[[TierOrder], None] = lambda _order: None,
+        on_order: Callable[[WorkerOrder], None] = lambda _order: None,
     ) -> None:
         self._on_order = on_order
         self._endpoint = endpoint
@@ -369,7 +369,7 @@ class SideChannelClient:
             elif isinstance(message, SayHello):
                 self._welcome = False
                 self._greeted_with = None
-            elif isinstance(message, TierOrder):
+            elif isinstance(message, WorkerOrder):
                 try:
                     self._on_order(message)
                 except Exception:

@@ -14,21 +14,26 @@ from kvferry.data.copy import SpanCopier
 from kvferry.data.engine_side import EngineSide
 from kvferry.data.meter import TierStatistics
 from kvferry.data.mover import Mover, MoverStatistics
+from kvferry.data.peer_side import PeerSide
 from kvferry.data.plans import Direction, StepPlan, Transfer, TransferResult
 from kvferry.data.store_side import SlotStore
 from kvferry.data.tier_side import TierSide
 from kvferry.data.wire import (
     WIRE_VERSION,
     Bye,
+    ChannelClosed,
+    ChannelOpened,
     Chunk,
     Done,
     FromWorker,
     Hello,
     OrderDone,
+    PeerOrder,
     Ready,
     TierClosed,
     TierContent,
     TierOrder,
+    WorkerOrder,
 )
 from kvferry.runtime.address import MeetingPlace
 from kvferry.runtime.side_channel import SideChannelClient
@@ -78,8 +83,10 @@ class WorkerRuntime:
         fingerprint: str,
         verify: bool = False,
         tiers: Sequence[TierSide] = (),
+        peers: PeerSide | None = None,
     ) -> None:
         self._tiers = {tier.name: tier for tier in tiers}
+        self._peers = peers
         self._fetched = threading.Event()
         self._engine = engine
         self._store = store
@@ -114,6 +121,8 @@ class WorkerRuntime:
         )
         for tier in self._tiers.values():
             tier.start(region, self)
+        if self._peers is not None:
+            self._peers.start(region, self)
         self._client.open()
         self._announce_ready()
 
@@ -126,6 +135,13 @@ class WorkerRuntime:
                     "kvferry: tier %s did not end in %g s; its memory stays mapped", tier.name, CLOSE_SECONDS
                 )
                 quiet = False
+        if self._peers is not None and not self._peers.stop(CLOSE_SECONDS):
+            logger.error(
+                "kvferry: channel %s did not end in %g s; the memory stays mapped",
+                self._peers.name,
+                CLOSE_SECONDS,
+            )
+            quiet = False
         if self._mover is not None:
             ended = self._mover.close(CLOSE_SECONDS) and quiet
             if self._client is not None:
@@ -212,7 +228,11 @@ class WorkerRuntime:
         """What went through each lower tier on this rank, by its name. Any thread."""
         return {name: tier.statistics() for name, tier in self._tiers.items()}
 
-    # -- lower tiers, on their threads ------------------------------------------------------------
+    def peer_statistics(self) -> TierStatistics | None:
+        """What was read from peers on this rank, if it has a channel. Any thread."""
+        return None if self._peers is None else self._peers.statistics()
+
+    # -- lower tiers and peers, on their threads --------------------------------------------------
 
     def content(
         self, tier: str, opening: int, chunks: Sequence[Chunk], foreign: Sequence[bytes], last: bool
@@ -222,6 +242,12 @@ class WorkerRuntime:
     def closed(self, tier: str, opening: int, reason: str) -> None:
         self._tell(TierClosed(self._rank, self._epoch, tier, opening, reason))
 
+    def channel_opened(self, epoch: bytes, export: bytes, shard: bytes, slot_bytes: int) -> None:
+        self._tell(ChannelOpened(self._rank, self._epoch, epoch, export, shard, slot_bytes))
+
+    def channel_closed(self, epoch: bytes, reason: str) -> None:
+        self._tell(ChannelClosed(self._rank, self._epoch, epoch, reason))
+
     def done(self, order: int, faults: dict[int, ItemFault], reason: str) -> None:
         named = {place: fault.value for place, fault in faults.items()}
         self._tell(OrderDone(self._rank, self._epoch, order, named, reason))
@@ -230,8 +256,12 @@ class WorkerRuntime:
     def filled(self, slots: Collection[int]) -> None:
         self._running().filled(slots)
 
-    def _order(self, order: TierOrder) -> None:
-        self._tiers[order.tier].take(order)
+    def _order(self, order: WorkerOrder) -> None:
+        if isinstance(order, TierOrder) and order.tier:
+            self._tiers[order.tier].take(order)
+        elif isinstance(order, PeerOrder):
+            assert self._peers is not None, "an order for a channel, and none is configured"
+            self._peers.take(order)
 
     def _tell(self, message: FromWorker) -> None:
         if self._client is not None:
