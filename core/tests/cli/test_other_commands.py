@@ -9,6 +9,7 @@ import pytest
 
 from kvferry import __version__
 from kvferry.api import API_VERSION
+from kvferry.testing.fake_distributions import fake_distribution
 
 from .conftest import CONFIG, CommandLine
 
@@ -198,6 +199,65 @@ def test_a_plugins_command_is_not_offered_otherwise(shell: CommandLine) -> None:
     assert "--plugin NAME" in ran.err
     assert "did you mean" not in ran.err
     assert "did you mean 'check'?" in shell.run("chek").err
+
+
+def _offer_spool(shell: CommandLine, distribution: str, name: str, says: int) -> None:
+    """A plugin whose metadata offers the command ``spool``, which returns ``says``."""
+    package = f"zoo_{name}"
+    fake_distribution(
+        shell.site,
+        distribution,
+        entry_points={name: f"{package}.plugin"},
+        offers={"command.spool": name},
+        source={
+            f"{package}/__init__.py": "",
+            f"{package}/plugin.py": f"""
+                from kvferry.api import CommandSpec, Manifest, hookimpl
+                MANIFEST = Manifest(name="{name}", api=">=1.0,<2", rule_prefix="{name.upper()}")
+                @hookimpl
+                def kvferry_commands():
+                    return [CommandSpec(name="spool", factory="{package}.parts:Spool", summary="spool it")]
+            """,
+            f"{package}/parts.py": f"""
+                class Spool:
+                    def configure(self, parser):
+                        pass
+                    def run(self, arguments):
+                        return {says}
+            """,
+        },
+        requires=["kvferry>=0.1"],
+    )
+
+
+def test_a_command_finds_the_installed_plugin_that_offers_it(shell: CommandLine) -> None:
+    shell.install("acme-bad", "bad", "zoo_bad", "raise SystemExit('imported')\n")
+    _offer_spool(shell, "acme-spools", "spools", 5)
+    assert shell.run("spool").code == 5
+    # Whatever a configuration lists beside it, and not for other commands.
+    shell.environment["KVFERRY_CONFIG"] = shell.write()
+    assert shell.run("spool").code == 5
+    rows = {row["name"]: row for row in shell.run("plugins", "--format", "json").json["plugins"]}
+    assert rows["spools"]["state"] == "found"
+
+
+def test_of_several_plugins_that_offer_a_command_one_has_to_be_named(shell: CommandLine) -> None:
+    _offer_spool(shell, "acme-spools", "spools", 5)
+    _offer_spool(shell, "acme-reels", "reels", 6)
+    ran = shell.run("spool")
+    assert ran.code == 2
+    assert "several installed plugins offer the command 'spool'" in ran.err
+    assert "reels, spools" in ran.err
+    assert shell.run("--plugin", "spools", "spool").code == 5
+    assert shell.run("--plugin", "reels", "spool").code == 6
+
+
+def test_an_offering_plugin_that_is_broken_says_so(shell: CommandLine) -> None:
+    _offer_spool(shell, "acme-spools", "spools", 5)
+    (shell.site / "zoo_spools/plugin.py").write_text("raise SystemExit('no card')\n")
+    ran = shell.run("spool")
+    assert ran.code == 4
+    assert "plugin 'spools' failed" in ran.err
 
 
 def test_a_named_plugin_that_is_broken_says_so(shell: CommandLine) -> None:

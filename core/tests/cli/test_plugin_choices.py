@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvferry.testing.fake_distributions import fake_distribution
+
 from .conftest import CONFIG, PARTS, TAPE, CommandLine
 
 CONNECTOR = """
@@ -16,6 +18,49 @@ CONNECTOR = """
 OPTIONS = "from attrs import frozen\n@frozen\nclass Options:\n    load: str = 'async'\n"
 KEYS = "connector: {load: sync, verify: true}\n"
 LISTED = CONFIG.replace("]", ", connector_one]")
+ROADS = """
+    from kvferry.api import ChannelSpec, LookupSpec, Manifest, hookimpl
+    MANIFEST = Manifest(name="roads", api=">=1", rule_prefix="ROAD")
+    @hookimpl
+    def kvferry_channels():
+        return [ChannelSpec(name="road", factory="zoo_roads.parts:Road", options="zoo_roads.parts:Lanes")]
+    @hookimpl
+    def kvferry_lookups():
+        return [LookupSpec(name="map", factory="zoo_roads.parts:Map", options="zoo_roads.parts:Sheet")]
+"""
+ROAD_PARTS = """
+    from attrs import frozen
+    class Road:
+        def __init__(self, options): ...
+        def open(self, context): ...
+        def register(self, region): ...
+        def deregister(self, name): ...
+        def export(self): ...
+        def connect(self, peer, deadline): ...
+        def read(self, connection, operations, deadline): ...
+        def write(self, connection, operations, deadline): ...
+        def close(self, deadline): ...
+    class Map:
+        def __init__(self, options): ...
+    @frozen
+    class Lanes:
+        lanes: int = 4
+    @frozen
+    class Sheet:
+        url: str
+"""
+SHARING = "channel: {use: road, lanes: 8}\nlookup: {use: map, url: tcp://10.0.0.1:9900}\n"
+
+
+def install_roads(shell: CommandLine, parts: str = ROAD_PARTS) -> None:
+    """Plugin ``roads`` with a channel ``road`` and a directory ``map``, both of which it announces."""
+    fake_distribution(
+        shell.site,
+        "acme-roads",
+        entry_points={"roads": "zoo_roads.plugin"},
+        source={"zoo_roads/__init__.py": "", "zoo_roads/plugin.py": ROADS, "zoo_roads/parts.py": parts},
+        offers={"channel.road": "roads", "lookup.map": "roads"},
+    )
 
 
 def test_keys_of_a_connector_whose_plugin_is_missing_are_not_called_unknown(shell: CommandLine) -> None:
@@ -97,3 +142,40 @@ def test_one_missing_module_behind_options_and_implementation_is_told_once(shell
     ran = shell.run("check", file)
     assert ran.code == 4
     assert ran.out.count("there is no module 'zoo_nowhere.parts'") == 1
+
+
+def test_a_channel_and_a_directory_whose_plugin_is_not_listed_name_the_plugin(shell: CommandLine) -> None:
+    install_roads(shell)
+    ran = shell.run("check", shell.write(CONFIG + SHARING))
+    assert ran.code == 2
+    listed = "'roads' is installed and not listed: add it under plugins\n"
+    for place, kind, name in (("4:16", "channel", "road"), ("5:15", "lookup", "map")):
+        said = f"error[config] c.yaml:{place}: {kind}.use: there is no {kind} {name!r}\n"
+        assert f"{said}  why      the listed plugins provide: none\n  fix      {listed}" in ran.out
+    # Whose keys stand beside it is not known, so nothing is said about them.
+    assert "2 configuration faults" in ran.out
+
+
+def test_a_channel_and_a_directory_that_are_chosen_are_fit_and_shown(shell: CommandLine) -> None:
+    install_roads(shell)
+    file = shell.write(CONFIG.replace("]", ", roads]") + SHARING)
+    assert shell.run("check", file).code == 0
+    shown = {line.split()[0]: line.split()[1:] for line in shell.run("config", "show", file).out.splitlines()}
+    assert shown["channel.lanes"] == ["8", "c.yaml:4:29"]
+    assert shown["lookup.url"] == ["tcp://10.0.0.1:9900", "c.yaml:5:25"]
+
+
+def test_a_channel_that_does_not_fit_is_told_where_it_was_chosen(shell: CommandLine) -> None:
+    install_roads(shell, ROAD_PARTS.replace("def deregister(self, name)", "def forget(self, name)"))
+    ran = shell.run("check", shell.write(CONFIG.replace("]", ", roads]") + SHARING))
+    assert ran.code == 4
+    assert (
+        "c.yaml:4:16: channel 'road' of plugin 'roads' (acme-roads 1.0) does not fit the contract" in ran.out
+    )
+    assert "zoo_roads.parts.Road has no method deregister(name)" in ran.out
+
+
+def test_a_channel_that_nobody_chose_is_neither_imported_nor_judged(shell: CommandLine) -> None:
+    install_roads(shell, "raise AssertionError('imported')\n")
+    ran = shell.run("check", shell.write(CONFIG.replace("]", ", roads]")))
+    assert ran.code == 0

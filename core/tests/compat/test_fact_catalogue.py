@@ -13,12 +13,14 @@ from kvferry.api import (
     BackendCapabilities,
     BackendSpec,
     ByteSize,
+    ChannelSpec,
     ConnectorSpec,
     Duration,
     EvictionSpec,
     FactKind,
     FactSource,
     HostEnvironment,
+    LookupSpec,
 )
 from kvferry.compat import FactCatalogue, OwnedFactSpec, core_rules
 from kvferry.compat.application import read_paths
@@ -97,6 +99,7 @@ class Options:
     limit: ByteSize = field(factory=lambda: ByteSize(3 << 20))
     wheels: tuple[Wheel, ...] = ()
     names: tuple[str, ...] = ("a", "b")
+    note: str = ""
     spare: Mapping[str, Wheel] = field(factory=dict)
     shares: Mapping[str, float] = field(factory=lambda: {"a": 0.5})
     first: Wheel = Wheel(size=ByteSize(1))
@@ -113,6 +116,7 @@ def test_keys_are_read_off_any_options_class() -> None:
         "tiers.*.wheels": ("list of sections", "[]", f"{start}WHEELS"),
         "tiers.*.wheels.*.size": ("size", None, ""),
         "tiers.*.names": ("list of texts", "[a, b]", f"{start}NAMES"),
+        "tiers.*.note": ("text", '""', f"{start}NOTE"),
         "tiers.*.spare": ("mapping of texts to sections", "{}", f"{start}SPARE"),
         "tiers.*.spare.*.size": ("size", None, f"{start}SPARE__<NAME>__SIZE"),
         "tiers.*.shares": ("mapping of texts to numbers", "{a: 0.5}", f"{start}SHARES"),
@@ -127,6 +131,8 @@ def test_plugins_keys_lie_where_the_schema_puts_them() -> None:
         EvictionSpec: "tiers.*.eviction",
         BackendSpec: "tiers.*",
         ConnectorSpec: "connector",
+        ChannelSpec: "channel",
+        LookupSpec: "lookup",
     }
 
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvferry.api import BackendSpec, ConnectorSpec, KVFerryErrors
+from kvferry.api import BackendSpec, ChannelSpec, ConnectorSpec, KVFerryErrors, LookupSpec
 from kvferry.config import (
     Config,
     ConfigSources,
@@ -39,8 +39,24 @@ class ConnectorOptions:
     note: str | None = None
 
 
+@frozen(kw_only=True)
+class ChannelOptions:
+    lanes: int = 4
+    peers: tuple[str, ...] = ("a",)
+
+
+@frozen(kw_only=True)
+class DirectoryOptions:
+    url: str = "tcp://a:1"
+
+
 def resolve(selection: Selection) -> type[Any] | None:
-    return {BackendSpec: TierOptions, ConnectorSpec: ConnectorOptions}.get(selection.spec)
+    return {
+        BackendSpec: TierOptions,
+        ConnectorSpec: ConnectorOptions,
+        ChannelSpec: ChannelOptions,
+        LookupSpec: DirectoryOptions,
+    }.get(selection.spec)
 
 
 FILE, ENV, OVERRIDE = "file", "env", "override"
@@ -149,6 +165,9 @@ KINDS: dict[str, str] = {
     "tiers.cpu.names": "list",
     "connector.level": "number",
     "connector.note": "text",
+    "channel.lanes": "number",
+    "channel.peers": "list",
+    "lookup.url": "text",
     "waive.CPU001": "text",
 }
 DEFAULTS = {
@@ -160,6 +179,9 @@ DEFAULTS = {
     "tiers.cpu.names": (),
     "connector.level": 7,
     "connector.note": None,
+    "channel.lanes": 4,
+    "channel.peers": ("a",),
+    "lookup.url": "tcp://a:1",
 }
 FREE = {"tiers.cpu", "waive.CPU001"}
 """Names that are the user's own, so that a slip in them is another name and no fault of this kind."""

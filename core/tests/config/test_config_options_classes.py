@@ -16,11 +16,13 @@ from kvferry.api import (
     BackendSpec,
     ByteLimit,
     ByteSize,
+    ChannelSpec,
     ConnectorSpec,
     Duration,
     EvictionSpec,
     KVFerryError,
     KVFerryErrors,
+    LookupSpec,
 )
 from kvferry.config import ConfigSources, read_core
 from kvferry.config.optioncheck import options_faults
@@ -125,7 +127,7 @@ def test_names_that_are_core_s_are_refused_where_they_are_core_s() -> None:
         "Options: Options declares 'capacity', which is core's own key here",
         "Options: Options declares 'use', which is core's own key here",
     ]
-    for spec in (EvictionSpec, ConnectorSpec):
+    for spec in (EvictionSpec, ConnectorSpec, ChannelSpec, LookupSpec):
         assert len(options_faults(options, spec)) == 1, "capacity is a key of tiers alone"
 
 

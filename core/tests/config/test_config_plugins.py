@@ -14,11 +14,13 @@ from attrs import field, frozen
 
 from kvferry.api import (
     BackendSpec,
+    ChannelSpec,
     ConnectorSpec,
     ErrorKind,
     EvictionSpec,
     KVFerryError,
     KVFerryErrors,
+    LookupSpec,
 )
 from kvferry.config import (
     ByteSize,
@@ -69,15 +71,29 @@ class ConnectorOptions:
 
 
 @frozen(kw_only=True)
+class ChannelOptions:
+    lanes: int = 4
+
+
+@frozen(kw_only=True)
+class DirectoryOptions:
+    url: str
+
+
+@frozen(kw_only=True)
 class PolicyOptions:
     seed: int = 7
 
 
 def resolve(selection: Any) -> type[Any] | None:
+    if selection.use is None and selection.spec is not ConnectorSpec:
+        return None
     return {
         BackendSpec: BackendOptions,
         ConnectorSpec: ConnectorOptions,
         EvictionSpec: PolicyOptions,
+        ChannelSpec: ChannelOptions,
+        LookupSpec: DirectoryOptions,
     }[selection.spec]
 
 
@@ -103,6 +119,8 @@ def test_every_section_gets_the_options_of_its_own_plugin() -> None:
             "tiers.a": {**TIER, "pinned": True, "slab": "2MiB", "window": [3, 4]},
             "tiers.b": {**TIER, "eviction": {"use": "s3", "seed": 1}, "retrying": {"pause": "1s"}},
             "connector": {"threads": 5},
+            "channel": {"use": "wire", "lanes": 1},
+            "lookup": {"use": "desk", "url": "tcp://a:1"},
         }
     )
 
@@ -112,6 +130,8 @@ def test_every_section_gets_the_options_of_its_own_plugin() -> None:
     assert (first.eviction.use, first.eviction.options) == ("lru", PolicyOptions())
     assert (second.eviction.use, second.eviction.options) == ("s3", PolicyOptions(seed=1))
     assert config.connector.options == ConnectorOptions(threads=5)
+    assert (config.channel.use, config.channel.options) == ("wire", ChannelOptions(lanes=1))
+    assert (config.lookup.use, config.lookup.options) == ("desk", DirectoryOptions(url="tcp://a:1"))
 
 
 def test_a_connector_that_is_not_mentioned_has_its_defaults() -> None:
@@ -123,6 +143,26 @@ def test_a_connector_that_is_not_mentioned_has_its_defaults() -> None:
     assert config.facts()["connector.load"].origin == "default"
 
 
+def test_without_a_channel_and_a_directory_there_are_none_and_rules_know_it() -> None:
+    config = load({})
+
+    assert (config.channel.use, config.channel.options) == (None, None)
+    assert (config.lookup.use, config.lookup.options) == (None, None)
+    below = {
+        path: fact.value for path, fact in config.facts().items() if path.startswith(("channel", "look"))
+    }
+    assert below == {"channel.use": None, "lookup.use": None}
+
+
+@pytest.mark.parametrize("section", ["channel", "lookup"])
+def test_a_channel_and_a_directory_take_their_own_keys_and_no_others(section: str) -> None:
+    (error,) = faults({section: {"use": "x", "url": "a", "lanes": 1}})
+
+    wrong, known = {"channel": ("url", "use, lanes"), "lookup": ("lanes", "use, url")}[section]
+    assert error.what == f"{section}.{wrong}: unknown key"
+    assert error.remedy == f"known keys: {known}"
+
+
 def test_selections_name_kind_section_and_origin(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("tiers:\n  a: {use: cpu, capacity: 1GiB, eviction: s3}\nconnector: {use: v}\n")
@@ -130,7 +170,9 @@ def test_selections_name_kind_section_and_origin(tmp_path: Path) -> None:
     raw = read_core(ConfigSources(file=file, environment={}, overrides={}))
 
     assert sorted((s.path, s.spec.__name__, s.use, s.origin) for s in raw.selections) == [
+        (("channel",), "ChannelSpec", None, "default"),
         (("connector",), "ConnectorSpec", "v", f"{file}:3:18"),
+        (("lookup",), "LookupSpec", None, "default"),
         (("tiers", "a"), "BackendSpec", "cpu", f"{file}:2:12"),
         (("tiers", "a", "eviction"), "EvictionSpec", "s3", f"{file}:2:43"),
     ]
@@ -145,7 +187,7 @@ def test_each_selection_is_resolved_once() -> None:
 
     load({"tiers.a": TIER, "tiers.b": TIER}, counting)
 
-    assert len(asked) == len(set(asked)) == 5
+    assert len(asked) == len(set(asked)) == 7
 
 
 def test_a_place_of_the_resolvers_own_is_kept_and_several_errors_stay_several() -> None:
@@ -338,6 +380,8 @@ def test_what_is_shown() -> None:
         "connector.use            null           default\n"
         "connector.load           async          default\n"
         "connector.threads        2              default\n"
+        "channel.use              null           default\n"
+        "lookup.use               null           default\n"
         "waive                    {}             default\n"
     )
     assert config_data(config)[8] == {

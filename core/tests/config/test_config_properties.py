@@ -12,7 +12,7 @@ from attrs import field, frozen, validators
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from kvferry.api import BackendSpec, ConnectorSpec, KVFerryError, KVFerryErrors
+from kvferry.api import EvictionSpec, KVFerryError, KVFerryErrors
 from kvferry.config import (
     ByteSize,
     Config,
@@ -42,7 +42,7 @@ class Options:
 
 
 def resolve(selection: Selection) -> type[Any] | None:
-    return Options if selection.spec in (BackendSpec, ConnectorSpec) else None
+    return None if selection.spec is EvictionSpec else Options
 
 
 def load(
@@ -162,6 +162,8 @@ def whole_configurations(draw: st.DrawFn) -> dict[str, Any]:
         "chunk_tokens": draw(WHOLE),
         "tiers": tiers,
         "connector": draw(written_options()),
+        "channel": {"use": draw(PRINTABLE), **draw(written_options())},
+        "lookup": {"use": draw(PRINTABLE)},
     }
 
 
@@ -183,7 +185,11 @@ def test_file_variables_overrides_and_what_is_shown_mean_the_same(file: Path, da
     file.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
 
     from_file = load(file)
-    from_variables = load(None, {f"KVFERRY__{key.upper()}": json.dumps(value) for key, value in data.items()})
+    # A key that JSON's escapes make longer than 1,024 letters is none for YAML.
+    variables = {
+        f"KVFERRY__{key.upper()}": json.dumps(value, ensure_ascii=False) for key, value in data.items()
+    }
+    from_variables = load(None, variables)
     from_overrides = load(None, None, {"kvferry": quoted(data)})
 
     assert from_file == from_variables == from_overrides
@@ -272,6 +278,7 @@ def test_nothing_but_our_own_errors_comes_out(
 
 KEYS = (
     *("plugins", "chunk_tokens", "instance", "model_identity", "runtime_dir", "tiers", "connector", "waive"),
+    *("channel", "channel.use", "channel.labels", "lookup", "lookup.ratio"),
     *("tiers.cpu.capacity", "tiers.cpu.eviction", "tiers.cpu.flag", "tiers.cpu.ratio", "tiers.cpu.names"),
     *("tiers.cpu.eviction.use", "connector.level", "connector.note", "connector.labels"),
 )

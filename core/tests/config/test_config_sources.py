@@ -183,6 +183,8 @@ def test_sources_lie_over_each_other_key_by_key(tmp_path: Path) -> None:
         "tiers.last.capacity": "env KVFERRY__TIERS__LAST",
         "tiers.last.eviction.use": "default",
         "connector.use": "default",
+        "channel.use": "default",
+        "lookup.use": "default",
     }
 
 

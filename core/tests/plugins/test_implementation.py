@@ -251,7 +251,7 @@ def test_core_and_the_plugins_of_this_repository_fit() -> None:
     ours = [each.name for each in installed if each.distribution.startswith("kvferry-")]
     plugins = load_plugins([PluginRequest(name=name) for name in ours])
     plugins.raise_for_faults()
-    kinds = ("backend", "eviction", "command", "connector")
+    kinds = ("backend", "eviction", "command", "connector", "channel")
     offered = [(kind, owned.spec.name) for kind in kinds for owned in plugins.specs(kind)]
     assert ("eviction", "lru") in offered
     for kind, name in offered:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from kvferry.api import Channel, ChannelSpec
-from kvferry.testing.conformance import ChannelConformance, ManifestConformance
+from kvferry.testing.conformance import ChannelConformance, ManifestConformance, RuleConformance
 from kvferry.testing.conformance.channel_driver import Side
 from kvferry.testing.conformance.channel_subject import Workbench
 from kvferry_transport_local.channel import LocalChannel
@@ -17,6 +17,11 @@ from kvferry_transport_local.options import LocalOptions, Mechanism
 
 class TestLocalManifest(ManifestConformance):
     plugin = "transport_local"
+
+
+class TestLocalRules(RuleConformance):
+    plugin = "transport_local"
+    rule_prefix = "LOC"
 
 
 def make_crossing() -> LocalChannel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvferry.testing.conformance import ChannelConformance, ManifestConformance
+from kvferry.testing.conformance import ChannelConformance, ManifestConformance, RuleConformance
 from kvferry_transport_tcp.channel import TCPChannel
 from kvferry_transport_tcp.options import TCPOptions
 
@@ -14,6 +14,11 @@ def make() -> TCPChannel:
 
 class TestTCPManifest(ManifestConformance):
     plugin = "transport_tcp"
+
+
+class TestTCPRules(RuleConformance):
+    plugin = "transport_tcp"
+    rule_prefix = "TCP"
 
 
 class TestTCP(ChannelConformance):

@@ -104,7 +104,7 @@ def _value_text(value: object, kind: FactKind | None) -> str:
         return f"[{', '.join(map(str, value))}]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
-    return str(value)
+    return str(value) or '""'
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _yaml(value: Any, hint: Any) -> str:
     if isinstance(value, tuple | list):
         inner = next(iter(get_args(hint)), str)
         return "[" + ", ".join(_yaml(item, inner) for item in value) + "]"
-    return str(value)
+    return str(value) or '""'
 
 
 def _type_text(hint: Any) -> str:

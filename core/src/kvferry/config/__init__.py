@@ -19,9 +19,11 @@ from kvferry.config.nodes import ConfigPath
 from kvferry.config.reading import RawConfig, read_core
 from kvferry.config.schema import (
     DEFAULT_INSTANCE,
+    Channel,
     Config,
     Connector,
     Eviction,
+    Lookup,
     OnError,
     PluginEntry,
     StoreWhen,
@@ -34,6 +36,7 @@ from kvferry.config.sources import ConfigSources, find_config
 __all__ = [
     "DEFAULT_INSTANCE",
     "ByteSize",
+    "Channel",
     "Config",
     "ConfigPath",
     "ConfigSources",
@@ -41,6 +44,7 @@ __all__ = [
     "Duration",
     "Eviction",
     "Leaf",
+    "Lookup",
     "OnError",
     "OwnKeys",
     "PluginEntry",

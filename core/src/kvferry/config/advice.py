@@ -87,6 +87,13 @@ def mapping_remedy(node: Node, value: str = "") -> str:
     return value_remedy(node) or "write lines of 'key: value' below it"
 
 
+def selecting_remedy(node: Node) -> str:
+    """For a name where a section belongs that selects by ``use`` and needs no other key; empty text for any
+    other value."""
+    named = isinstance(node.value, str) and not node.secret and _WORD.fullmatch(node.value)
+    return f"write {{use: {node.value}}}" if named else ""
+
+
 def unnamed_remedy(node: Node, loose: list[str], empty: list[str]) -> str:
     """For keys that stand in a mapping of names and belong into what a name stands for. ``empty`` are
     names without anything below them."""

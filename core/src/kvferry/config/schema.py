@@ -10,7 +10,7 @@ from typing import ClassVar, NewType
 from attrs import Attribute, field, frozen
 from attrs.validators import optional
 
-from kvferry.api import BackendSpec, ConnectorSpec, EvictionSpec, Fact
+from kvferry.api import BackendSpec, ChannelSpec, ConnectorSpec, EvictionSpec, Fact, LookupSpec
 from kvferry.api.units import ByteSize, Duration
 from kvferry.config.fields import (
     UNIT_KINDS,
@@ -162,6 +162,24 @@ class Connector:
 
 
 @frozen(kw_only=True)
+class Channel:
+    """How bytes travel between the memories of instances. Without ``use`` there is no channel."""
+
+    use: str | None = field(default=None, metadata={"doc": "name of the channel"})
+    options: object = own_keys(ChannelSpec)
+    origin: str = origin()
+
+
+@frozen(kw_only=True)
+class Lookup:
+    """Where it is asked which instance has which chunks. Without ``use`` nobody is asked."""
+
+    use: str | None = field(default=None, metadata={"doc": "name of the directory"})
+    options: object = own_keys(LookupSpec)
+    origin: str = origin()
+
+
+@frozen(kw_only=True)
 class Config:
     """A whole configuration without faults. Immutable; may be read from any thread."""
 
@@ -180,6 +198,10 @@ class Config:
     )
     tiers: Mapping[TierName, Tier] = field(factory=dict, metadata={"doc": "tiers by name, fast to slow"})
     connector: Connector = field(factory=Connector, metadata={"doc": "the host integration"})
+    channel: Channel = field(
+        factory=Channel, metadata={"doc": "how bytes travel between the memories of instances"}
+    )
+    lookup: Lookup = field(factory=Lookup, metadata={"doc": "the directory that says who has which chunks"})
     waive: Mapping[RuleId, Reason] = field(
         factory=dict, metadata={"doc": "compatibility rules to ignore, each with its reason"}
     )

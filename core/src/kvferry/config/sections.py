@@ -10,7 +10,13 @@ import attrs
 from attrs import NOTHING, Attribute, evolve, frozen
 
 from kvferry.api import AnySpec, ErrorKind, KVFerryError, KVFerryErrors, Retry
-from kvferry.config.advice import mapping_remedy, nearest, substitution_remedy, wrapped_remedy
+from kvferry.config.advice import (
+    mapping_remedy,
+    nearest,
+    selecting_remedy,
+    substitution_remedy,
+    wrapped_remedy,
+)
 from kvferry.config.fields import Role, is_secret, role, selected_spec
 from kvferry.config.hints import type_hints
 from kvferry.config.nodes import (
@@ -77,7 +83,8 @@ class Sections:
             short = getattr(cls, "short_spelling", None)
             if isinstance(short, str) and node.value is not None:
                 raise structurer.reject(node, f"{short} or a mapping", f"write {short}")
-            raise structurer.reject(node, "a mapping", mapping_remedy(node))
+            remedy = selecting_remedy(node) if _only_selects(cls) else ""
+            raise structurer.reject(node, "a mapping", remedy or mapping_remedy(node))
         name_key = getattr(cls, "name_key", None)
         if isinstance(name_key, str):
             known = [item.name for item in attrs.fields(cls) if role(item) is Role.KEY]
@@ -185,7 +192,10 @@ class _Section:
             self._refuse_misspelt(keys)
             return
         if options is None:
-            self._refuse_unknown(keys)
+            if use is None:
+                self._refuse_ownerless(keys)
+            else:
+                self._refuse_unknown(keys)
             return
         if isinstance(options, OwnKeys):
             self._refuse_misspelt(keys)
@@ -222,6 +232,25 @@ class _Section:
         others = [key for key in self._children if key not in keys]
         meant = {key: near for key in others if (near := nearest(key, missing))}
         self._refuse_unknown([*keys, *(key for key in others if key not in meant)])
+
+    def _refuse_ownerless(self, keys: Mapping[str, Attribute[Any]]) -> None:
+        """Report keys in a section that selects no plugin to own them, unless a core key was misspelt."""
+        others = [key for key in self._children if key not in keys]
+        ownerless = [key for key in others if not nearest(key, keys)]
+        self._refuse_unknown([*keys, *ownerless])
+        if not ownerless or len(ownerless) < len(others):
+            return
+        self._failed = True
+        listed = ", ".join(dotted((key,)) for key in ownerless)
+        doc = keys["use"].metadata.get("doc", "")
+        self._structurer.faults.append(
+            fault(
+                self._children[ownerless[0]].key_place,
+                self._node.path,
+                f"'use' is missing, and what it selects would own these keys: {listed}",
+                remedy=f"set {dotted((*self._node.path, 'use'))}: {doc}; or remove the keys",
+            )
+        )
 
     def _refuse_unknown(self, known: Iterable[str]) -> None:
         names = list(known)
@@ -281,6 +310,12 @@ def _takes_own_keys(hint: Any) -> bool:
     if not (isinstance(hint, type) and attrs.has(hint)):
         return False
     return any(role(item) is Role.OWN_KEYS for item in attrs.fields(hint))
+
+
+def _only_selects(cls: type[Any]) -> bool:
+    """Whether the class has keys of a plugin, and of core's none but ``use``."""
+    keys = [item.name for item in attrs.fields(cls) if role(item) is Role.KEY]
+    return keys == ["use"] and _takes_own_keys(cls)
 
 
 def _placed(error: KVFerryError, at: Node) -> KVFerryError:

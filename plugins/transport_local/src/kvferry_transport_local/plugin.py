@@ -11,9 +11,11 @@ from kvferry.api import (
     FactSpec,
     HostEnvironment,
     Manifest,
+    Rule,
     hookimpl,
 )
 from kvferry_transport_local.facts import FACT_SPECS, probe_facts
+from kvferry_transport_local.rules import RULES
 
 MANIFEST = Manifest(
     name="transport_local",
@@ -44,3 +46,8 @@ def kvferry_facts(env: HostEnvironment) -> Iterable[Fact]:
 @hookimpl
 def kvferry_fact_specs() -> Iterable[FactSpec]:
     return FACT_SPECS
+
+
+@hookimpl
+def kvferry_rules() -> Iterable[Rule]:
+    return RULES

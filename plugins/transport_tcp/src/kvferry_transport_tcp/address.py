@@ -33,6 +33,24 @@ class Address:
         number = _number(self.host)
         return number is not None and number.is_unspecified
 
+    def excludes(self, other: Address) -> bool:
+        """Whether nobody can listen at ``other`` of this machine while somebody listens here, as far as it
+        can be told without asking for names. The port 0 excludes nothing: the system chooses another."""
+        if not self.port or self.port != other.port:
+            return False
+        mine, theirs = _number(self.host), _number(other.host)
+        # With IPv6, every address of the machine includes those of IPv4; not the other way round.
+        for every, one in ((mine, theirs), (theirs, mine)):
+            if every is not None and every.is_unspecified:
+                return every.version == 6 or one is None or one.version == 4 or one.is_unspecified
+        if mine is None or theirs is None:
+            return self.host.lower() == other.host.lower() or (self.loopback and other.loopback)
+        return (mine, self._zone) == (theirs, other._zone)
+
+    @property
+    def _zone(self) -> str:
+        return self.host.partition("%")[2]
+
 
 def parse_address(text: str) -> Address:
     """Inverse of ``str``. Raises ``ValueError`` with one sentence that says what is wrong."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvferry.api import ChannelCapabilities, ChannelSpec, Manifest, hookimpl
+from kvferry.api import ChannelCapabilities, ChannelSpec, Manifest, Rule, hookimpl
+from kvferry_transport_tcp.rules import RULES
 
 MANIFEST = Manifest(
     name="transport_tcp",
@@ -25,3 +26,8 @@ def kvferry_channels() -> Iterable[ChannelSpec]:
             summary="several TCP connections to each peer, straight into memory",
         ),
     )
+
+
+@hookimpl
+def kvferry_rules() -> Iterable[Rule]:
+    return RULES
