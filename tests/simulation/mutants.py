@@ -369,13 +369,13 @@ MUTANTS = (
     Mutant(
         "more is fetched at once than may be",
         "control/rises.py",
-        "room = tier.settings.chunks_in_flight - tier.fetching",
-        "room = tier.settings.chunks_in_flight",
+        "room = origin.settings.chunks_in_flight - origin.fetching",
+        "room = origin.settings.chunks_in_flight",
     ),
     Mutant(
         "an ended rise keeps its leases below",
         "control/rises.py",
-        "        for index, lease in rise.leases:\n            index.finish_load(lease)\n",
+        "        for segment in rise.held:\n            segment.release()\n",
         "",
     ),
     Mutant(
