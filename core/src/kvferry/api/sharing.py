@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Protocol
 
 from attrs import frozen
 
@@ -93,3 +94,23 @@ class Refused:
 
 
 Answer = Grant | Refused
+
+
+class PeerDesk(Protocol):
+    """What core does for peers that read from this instance, for whoever carries their messages.
+
+    Threads: any. Nothing waits for the engine, whether it computes or is idle; a long question gives way to
+    others in between. Messages may come late, twice, and in any order.
+    """
+
+    def ask(self, peer: PeerId, ask: PeerAsk) -> Answer | None:
+        """Lend what there is. ``None`` for a question that is being answered already: there is one answer."""
+        ...
+
+    def renew(self, peer: PeerId, number: int) -> float:
+        """Let a grant last its time from now on once more; the seconds that it lasts, 0 if it has ended."""
+        ...
+
+    def done(self, peer: PeerId, number: int) -> None:
+        """The peer reads no more of what it asked for under this number, or never will."""
+        ...
