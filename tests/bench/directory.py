@@ -35,7 +35,7 @@ BATCH = 1024
 SPACE = b"n" * 32
 
 
-def _prompt(number: int) -> bytes:
+def prompt_digests(number: int) -> bytes:
     """The digests of one prompt, one behind the other."""
     return b"".join(
         hashlib.blake2b(depth.to_bytes(4, "big"), digest_size=32, salt=number.to_bytes(8, "big")).digest()
@@ -78,7 +78,7 @@ class _Crowd:
             session = self.sessions[number]
             own = [prompt for prompt in range(prompts) if (prompt - number) % INSTANCES < HOLDERS]
             for at in range(0, len(own), PART // PROMPT_CHUNKS):
-                digests = b"".join(map(_prompt, own[at : at + PART // PROMPT_CHUNKS]))
+                digests = b"".join(map(prompt_digests, own[at : at + PART // PROMPT_CHUNKS]))
                 part = SomeOfAll(session=session, sequence=self.next(number), digests=digests)
                 times.append(self.send(number, part))
             times.append(self.send(number, EndAll(session=session, sequence=self.next(number))))
@@ -104,7 +104,7 @@ def _lookups(crowd: _Crowd, prompts: int, rounds: int) -> list[float]:
     for turn in range(rounds):
         # A stride that visits all parts of the table, so that no cache is warm by accident.
         prompt = turn * 7919 % prompts
-        seconds, answer = crowd.find(_prompt(prompt), f"i{prompt % INSTANCES}")
+        seconds, answer = crowd.find(prompt_digests(prompt), f"i{prompt % INSTANCES}")
         if answer.found.holders[0].chunks != PROMPT_CHUNKS or len(answer.found.holders) != HOLDERS - 1:
             raise RuntimeError(f"a prompt was not found: {answer.found}")
         times.append(seconds)
@@ -120,8 +120,8 @@ def _changes(crowd: _Crowd, prompts: int, rounds: int) -> list[float]:
         changes = Changes(
             session=crowd.sessions[number],
             sequence=crowd.next(number),
-            added=_prompt(prompts + turn),
-            removed=_prompt(own[turn * 7919 % len(own)]),
+            added=prompt_digests(prompts + turn),
+            removed=prompt_digests(own[turn * 7919 % len(own)]),
         )
         times.append(crowd.send(number, changes))
     return times
@@ -151,7 +151,7 @@ def run(keys: int = 1_000_000, rounds: int = 400) -> dict[str, Any]:
     crowd = _Crowd()
     filling = crowd.fill(prompts)
     lookups = _lookups(crowd, prompts, rounds)
-    misses = [crowd.find(_prompt(10 * prompts + turn), "i0")[0] for turn in range(rounds)]
+    misses = [crowd.find(prompt_digests(10 * prompts + turn), "i0")[0] for turn in range(rounds)]
     changes = _changes(crowd, prompts, rounds)
     began = time.perf_counter()
     crowd.desk.directory.leave(crowd.sessions[0], 0.0)

@@ -19,9 +19,9 @@ USAGE_ERROR = 2
 BROKEN_PLUGIN = 4
 
 _EPILOG = """\
-Plugins may bring commands of their own. A plugin is imported only when it is named, so its commands
-are offered with --plugin NAME in front of the command, or when the configuration file in
-KVFERRY_CONFIG lists the plugin.
+Plugins may bring commands of their own, and an installed plugin that offers a command is found by the
+command's name. To see its commands here, name it with --plugin NAME in front of the command, or list it
+in the configuration file in KVFERRY_CONFIG.
 """
 
 

@@ -1,5 +1,5 @@
-"""Commands that plugins bring. Only plugins that were named, or that the configuration lists, are
-imported for it."""
+"""Commands that plugins bring. Only plugins that were named, that the configuration lists, or whose metadata
+offers the command are imported for it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from kvferry.api import Command, CommandSpec, ErrorKind, KVFerryError, Retry
 from kvferry.cli.builtins import BUILTIN_COMMANDS
 from kvferry.cli.host import Host
 from kvferry.config import ConfigSources, find_config, read_core
-from kvferry.plugins import LoadedPlugins, PluginRequest, load_plugins
+from kvferry.plugins import LoadedPlugins, PluginRequest, PluginState, Provided, load_plugins
 from kvferry.runtime.startup import requests_of
+
+_BY_COMMAND = "the command's name"
+"""Where a plugin was asked for that nobody named or listed."""
 
 
 def plugin_commands(
@@ -20,15 +23,21 @@ def plugin_commands(
     """``(name, summary, command)`` of every command of the plugins in question.
 
     Only the ``chosen`` one is built. The plugins are those in ``names``, and those that the
-    configuration in ``KVFERRY_CONFIG`` lists when ``chosen`` is no built-in command. Raises
-    :class:`KVFerryError` when one of ``names`` cannot be used, or when ``chosen`` belongs to none.
+    configuration in ``KVFERRY_CONFIG`` lists when ``chosen`` is no built-in command. If none of them
+    brings it, the one joins them that offers it in the metadata of its distribution. Raises
+    :class:`KVFerryError` when one of ``names`` cannot be used, when ``chosen`` belongs to none, or when
+    several offer it.
     """
     named = [PluginRequest.parse(name, origin="--plugin") for name in dict.fromkeys(names)]
     listed = [] if chosen in BUILTIN_COMMANDS else _listed(host)
     requests = [*named, *(each for each in listed if each.name not in {n.name for n in named})]
     plugins = load_plugins(requests, distributions=host.distributions)
+    if chosen is not None and chosen not in BUILTIN_COMMANDS:
+        offering = _offering(chosen, plugins)
+        if offering is not None:
+            plugins = load_plugins([*requests, offering], distributions=host.distributions)
     for record in plugins.records:
-        if record.broken and record.origin == "--plugin":
+        if record.broken and record.origin in ("--plugin", _BY_COMMAND):
             raise record.as_error()
     offered: set[str] = set()
     for owned in plugins.specs("command"):
@@ -46,6 +55,28 @@ def plugin_commands(
         yield spec.name, spec.summary, built
     if chosen is not None and chosen not in offered and chosen not in BUILTIN_COMMANDS:
         raise _unknown(chosen, offered, plugins)
+
+
+def _offering(chosen: str, plugins: LoadedPlugins) -> PluginRequest | None:
+    """The plugin that offers this command and was not asked for; ``None`` if one that was brings it, or
+    there is none."""
+    command = Provided(kind="command", name=chosen)
+    if any(command in record.provides for record in plugins.records):
+        return None
+    owners = [
+        record.name
+        for record in plugins.records
+        if record.state is PluginState.FOUND and command in record.offers
+    ]
+    if len(owners) > 1:
+        raise KVFerryError(
+            f"several installed plugins offer the command {chosen!r}",
+            kind=ErrorKind.CONFIG,
+            why=f"they are: {', '.join(owners)}",
+            remedy=f"name the one that is meant: kvferry --plugin {owners[0]} {chosen}",
+            retry=Retry.AFTER_CHANGE,
+        )
+    return PluginRequest.parse(owners[0], origin=_BY_COMMAND) if owners else None
 
 
 def _listed(host: Host) -> list[PluginRequest]:

@@ -31,7 +31,7 @@ class Candidate:
 
     ``requires`` are the distribution's raw ``Requires-Dist`` lines. ``offers`` is what it says about
     itself in the group ``kvferry.offers``: read without an import, so it is good for a hint about a
-    plugin that is not listed, and for nothing else.
+    plugin that is not listed, for finding who brings a command, and for nothing else.
     """
 
     name: str

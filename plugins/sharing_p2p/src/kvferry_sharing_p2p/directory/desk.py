@@ -49,6 +49,10 @@ class Desk:
         answer = self._answer(message, now)
         return None if answer is None else self._codec.encode(answer)
 
+    def status(self, now: float) -> Status:
+        """How things stand."""
+        return Status(status=self.directory.status(now), rejected=self.rejected)
+
     def _answer(self, message: ToDirectory, now: float) -> FromDirectory | None:
         directory = self.directory
         match message:
@@ -73,7 +77,7 @@ class Desk:
                 directory.leave(message.session, now)
                 return None
             case AskStatus():
-                return Status(status=directory.status(now))
+                return self.status(now)
 
     def _welcome(self, hello: Hello, now: float) -> Accepted | Refused:
         answer = self.directory.register(

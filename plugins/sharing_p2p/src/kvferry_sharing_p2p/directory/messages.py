@@ -170,6 +170,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     """How things stand."""
 
     status: DirectoryStatus
+    rejected: int = 0
+    """Frames that were no messages, since the directory started."""
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):

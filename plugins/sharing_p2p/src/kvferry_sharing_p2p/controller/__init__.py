@@ -1,0 +1,1 @@
+"""``kvferry controller``: a directory behind a socket, with its page of status."""

@@ -1,0 +1,1 @@
+"""How the directory is reached: addresses, the shared secret, sockets, and the client of an instance."""
