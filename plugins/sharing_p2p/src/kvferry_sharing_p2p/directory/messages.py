@@ -6,12 +6,12 @@ sender carries ``version``; in whatever version of these messages, it stays a fi
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
-from kvferry.api import DIGEST_BYTES, ErrorKind, KVFerryError, Retry
+from kvferry.api import DIGEST_BYTES
 from kvferry_sharing_p2p.directory.answers import (
     DirectoryStatus,
     Found,
@@ -20,6 +20,7 @@ from kvferry_sharing_p2p.directory.answers import (
     Registration,
     Stranger,
 )
+from kvferry_sharing_p2p.frames import Dialect, FrameReader
 
 WIRE_VERSION: Final = 1
 MAXIMUM_KEYS: Final = 16384
@@ -32,7 +33,6 @@ SESSION_BYTES: Final = 24
 MAXIMUM_HOLDERS: Final = 8
 MAXIMUM_RANKS: Final = 4096
 
-_Message = TypeVar("_Message")
 _Sequence = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 _Name = Annotated[str, Meta(min_length=1, max_length=255)]
 _Epoch = Annotated[bytes, Meta(min_length=EPOCH_BYTES, max_length=EPOCH_BYTES)]
@@ -184,25 +184,22 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 ToDirectory = Hello | Beat | Bye | BeginAll | SomeOfAll | EndAll | Changes | Find | AskStatus
 FromDirectory = Accepted | Refused | Followed | Unknown | Answer | Status | Rejected
 
-
-class _Versioned(msgspec.Struct):
-    """What is read of a message that is not understood."""
-
-    version: int | None = None
+_DIALECT: Final = Dialect(
+    version=WIRE_VERSION,
+    most_bytes=MAXIMUM_FRAME_BYTES,
+    sides="the directory and its instances",
+    of="the directory",
+)
 
 
 class Codec:
-    """Between messages and frames. Keeps nothing of either. Threads: one at a time.
-
-    Reading raises :class:`kvferry.api.KVFerryError`: ``COMPATIBILITY`` for a message of another version,
-    ``PROTOCOL`` for everything else that is not a message, ``where`` being who has sent it.
-    """
+    """Between messages and frames. Keeps nothing of either. Reading raises as
+    :meth:`kvferry_sharing_p2p.frames.FrameReader.read` does. Threads: one at a time."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._to_directory: msgspec.msgpack.Decoder[ToDirectory] = msgspec.msgpack.Decoder(ToDirectory)
-        self._from_directory: msgspec.msgpack.Decoder[FromDirectory] = msgspec.msgpack.Decoder(FromDirectory)
-        self._versioned = msgspec.msgpack.Decoder(_Versioned)
+        self._to_directory: FrameReader[ToDirectory] = FrameReader(_DIALECT, ToDirectory)
+        self._from_directory: FrameReader[FromDirectory] = FrameReader(_DIALECT, FromDirectory)
 
     def encode(self, message: ToDirectory | FromDirectory) -> bytes:
         """The frame of a message."""
@@ -210,43 +207,8 @@ class Codec:
 
     def read_to_directory(self, frame: bytes, where: str) -> ToDirectory:
         """What an instance or an operator has sent."""
-        return self._read(self._to_directory, frame, where)
+        return self._to_directory.read(frame, where)
 
     def read_from_directory(self, frame: bytes, where: str) -> FromDirectory:
         """What the directory has answered."""
-        return self._read(self._from_directory, frame, where)
-
-    def _read(self, decoder: msgspec.msgpack.Decoder[_Message], frame: bytes, where: str) -> _Message:
-        if len(frame) > MAXIMUM_FRAME_BYTES:
-            raise _not_a_message(where, f"it has {len(frame)} bytes, and {MAXIMUM_FRAME_BYTES} are allowed")
-        version = self._version(frame)
-        if version not in (None, WIRE_VERSION):
-            raise KVFerryError(
-                f"a message of version {version} came, and this is version {WIRE_VERSION}",
-                kind=ErrorKind.COMPATIBILITY,
-                where=where,
-                why="the directory and its instances are of different releases",
-                remedy="install the same release of kvferry-sharing-p2p everywhere",
-                retry=Retry.AFTER_CHANGE,
-            )
-        try:
-            return decoder.decode(frame)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise _not_a_message(where, str(error)) from error
-
-    def _version(self, frame: bytes) -> int | None:
-        """Of a message that has one."""
-        try:
-            return self._versioned.decode(frame).version
-        except (msgspec.MsgspecError, RecursionError, UnicodeError):
-            return None
-
-
-def _not_a_message(where: str, why: str) -> KVFerryError:
-    return KVFerryError(
-        "a frame came that is no message of the directory",
-        kind=ErrorKind.PROTOCOL,
-        where=where,
-        why=why,
-        remedy="see that nothing else uses this address",
-    )
+        return self._from_directory.read(frame, where)

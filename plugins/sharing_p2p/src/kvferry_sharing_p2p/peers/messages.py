@@ -11,7 +11,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from kvferry.api import DIGEST_BYTES, MAX_EXPORT_BYTES, ErrorKind, KVFerryError, Refusal, Retry
+from kvferry.api import DIGEST_BYTES, MAX_EXPORT_BYTES, Refusal
+from kvferry_sharing_p2p.frames import Dialect, FrameReader
 
 WIRE_VERSION: Final = 1
 MAXIMUM_KEYS: Final = 65536
@@ -147,23 +148,19 @@ class Stranger(msgspec.Struct, frozen=True, tag="stranger"):
 ToHolder = Hello | Ask | Renew | Done
 ToAsker = Welcome | Unwelcome | Granted | Declined | Renewed | Stranger
 
-
-class _Versioned(msgspec.Struct, frozen=True):
-    version: int | None = None
+_DIALECT: Final = Dialect(
+    version=WIRE_VERSION, most_bytes=MAXIMUM_FRAME_BYTES, sides="the two instances", of="a peer"
+)
 
 
 class Codec:
-    """Between messages and frames. Keeps nothing of either. Threads: one at a time.
-
-    Reading raises :class:`kvferry.api.KVFerryError`: ``COMPATIBILITY`` for a message of another version,
-    ``PROTOCOL`` for everything else that is not a message, ``where`` being who has sent it.
-    """
+    """Between messages and frames. Keeps nothing of either. Reading raises as
+    :meth:`kvferry_sharing_p2p.frames.FrameReader.read` does. Threads: one at a time."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._to_holder: msgspec.msgpack.Decoder[ToHolder] = msgspec.msgpack.Decoder(ToHolder)
-        self._to_asker: msgspec.msgpack.Decoder[ToAsker] = msgspec.msgpack.Decoder(ToAsker)
-        self._versioned = msgspec.msgpack.Decoder(_Versioned)
+        self._to_holder: FrameReader[ToHolder] = FrameReader(_DIALECT, ToHolder)
+        self._to_asker: FrameReader[ToAsker] = FrameReader(_DIALECT, ToAsker)
 
     def encode(self, message: ToHolder | ToAsker) -> bytes:
         """The frame of a message."""
@@ -171,43 +168,8 @@ class Codec:
 
     def read_to_holder(self, frame: bytes, where: str) -> ToHolder:
         """What somebody asks of us."""
-        self._look(frame, where)
-        try:
-            return self._to_holder.decode(frame)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise _not_a_message(where, str(error)) from error
+        return self._to_holder.read(frame, where)
 
     def read_to_asker(self, frame: bytes, where: str) -> ToAsker:
         """What a holder has answered."""
-        self._look(frame, where)
-        try:
-            return self._to_asker.decode(frame)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise _not_a_message(where, str(error)) from error
-
-    def _look(self, frame: bytes, where: str) -> None:
-        if len(frame) > MAXIMUM_FRAME_BYTES:
-            raise _not_a_message(where, f"it has {len(frame)} bytes, and {MAXIMUM_FRAME_BYTES} are allowed")
-        try:
-            version = self._versioned.decode(frame).version
-        except (msgspec.MsgspecError, RecursionError, UnicodeError):
-            return
-        if version not in (None, WIRE_VERSION):
-            raise KVFerryError(
-                f"a message of version {version} came, and this is version {WIRE_VERSION}",
-                kind=ErrorKind.COMPATIBILITY,
-                where=where,
-                why="the two instances are of different releases",
-                remedy="install the same release of kvferry-sharing-p2p everywhere",
-                retry=Retry.AFTER_CHANGE,
-            )
-
-
-def _not_a_message(where: str, why: str) -> KVFerryError:
-    return KVFerryError(
-        "a frame came that is no message of a peer",
-        kind=ErrorKind.PROTOCOL,
-        where=where,
-        why=why,
-        remedy="see that nothing else uses this address",
-    )
+        return self._to_asker.read(frame, where)
