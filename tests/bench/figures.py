@@ -112,7 +112,70 @@ DISK: Sequence[Figure] = (
     _disk("taking them into the scheduler's index beside it", "restart", "index_seconds", unit="s"),
 )
 
+
+def _local(mechanism: str, verb: str, threads: int, target: float) -> Figure:
+    row = f"{mechanism} {verb}, {threads} threads"
+    return Figure(
+        bench="local_channel",
+        name=f"local channel, {row}, to memcpy",
+        path=(row, "to memcpy"),
+        goal=Goal.AT_LEAST,
+        target=target,
+    )
+
+
+def _tcp(verb: str) -> Figure:
+    row = f"{verb}, 4 connections"
+    return Figure(
+        bench="tcp_channel",
+        name=f"TCP channel over loopback, {row}, to bare sockets",
+        path=(row, "to bare sockets"),
+        goal=Goal.AT_LEAST,
+        target=0.9,
+    )
+
+
+CHANNELS: Sequence[Figure] = (
+    *(
+        _local(mechanism, verb, threads, target)
+        for threads in (1, 2)
+        for mechanism, verb, target in (
+            ("mapped", "read", 0.8),
+            ("mapped", "write", 0.8),
+            ("cross-process", "read", 0.8),
+            ("cross-process", "write", 0.6),
+        )
+    ),
+    _tcp("read"),
+    _tcp("write"),
+)
+
 FIGURES: Sequence[Figure] = (
+    *CHANNELS,
+    Figure(
+        bench="directory_socket",
+        name="controller with a million keys: finding 512, there and back",
+        path=("find_512_in_the_clear_ms",),
+        unit="ms",
+        goal=Goal.AT_MOST,
+        target=1.0,
+    ),
+    Figure(
+        bench="directory_socket",
+        name="the same with a shared secret",
+        path=("find_512_with_secret_ms",),
+        unit="ms",
+        goal=Goal.AT_MOST,
+        target=1.0,
+    ),
+    Figure(
+        bench="directory_socket",
+        name="keys told to it in the beginning",
+        path=("told_keys_per_second_in_the_clear",),
+        unit="keys/s",
+        goal=Goal.AT_LEAST,
+        target=50_000.0,
+    ),
     Figure(
         bench="directory",
         name="directory of a million keys: changes",
