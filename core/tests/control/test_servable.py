@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.tests.control.test_hierarchy_machine import visible
 from core.tests.control.test_serving_peers import key, make_manager, store, writes
+from kvferry.control.entries import State
 from kvferry.control.manager import CacheManager
 from kvferry.control.servable import ROWS_AT_ONCE
 
@@ -55,7 +55,8 @@ def walk(manager: CacheManager, limit: int) -> list[bytes]:
 
 def full_chunks(manager: CacheManager) -> set[bytes]:
     entries = manager._residency.entries
-    return {digest for digest in visible(manager) if entries.is_full(entries.digests.find(digest))}
+    rows = [row for row in range(entries.rows) if entries.state.view[row] == State.VISIBLE]
+    return {entries.digests.digest(row) for row in rows if entries.is_full(row)}
 
 
 @settings(max_examples=150, deadline=None)

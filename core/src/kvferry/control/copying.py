@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from kvferry.api import ServableChanges
 from kvferry.control.columns import Ids, as_sequence
 from kvferry.control.deadlines import NEVER
 from kvferry.control.entries import NOBODY, ROOT, State
 from kvferry.control.leases import LeaseTable
 from kvferry.control.outcomes import ChunkFacts, LeaseOutcome, Lent
 from kvferry.control.residency import Residency
-from kvferry.control.servable import ROWS_AT_ONCE, ServableChanges, ServableLog
+from kvferry.control.servable import ROWS_AT_ONCE, ServableLog
 
 
 class Copying:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from itertools import islice
 
-from attrs import define, field, frozen
+from attrs import define, field
+
+from kvferry.api import ServableChanges
 
 ROWS_AT_ONCE = 4096
 """Rows that one step of a walk looks at."""
-
-
-@frozen
-class ServableChanges:
-    """What came and went since the last time, each chunk in one of the two. If ``lost`` is true more
-    happened than was kept: all has to be told anew, by a walk that begins after this was taken."""
-
-    added: tuple[bytes, ...] = ()
-    removed: tuple[bytes, ...] = ()
-    lost: bool = False
 
 
 @define(eq=False)

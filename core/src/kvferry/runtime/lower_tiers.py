@@ -12,8 +12,10 @@ from attrs import define, field, frozen
 
 from kvferry.api import DIGEST_BYTES
 from kvferry.control.adoption import Adoption
+from kvferry.control.borrowing import Borrowing
 from kvferry.control.deadlines import NEVER
 from kvferry.control.hierarchy import Hierarchy
+from kvferry.control.loans import BorrowSettings
 from kvferry.control.lower import LowerTier, LowerTierReport, LowerTierSettings
 from kvferry.control.manager import CacheManager
 from kvferry.control.orders import (
@@ -77,10 +79,12 @@ class StoreIdentity:
 
 @frozen(kw_only=True)
 class LowerSetup:
-    """The tiers below the first, fast to slow: their settings, each with what makes an empty index."""
+    """The tiers below the first, fast to slow: their settings, each with what makes an empty index. With
+    ``borrow``, what they do not have either is looked for at other instances."""
 
     identity: StoreIdentity
     tiers: tuple[tuple[LowerTierSettings, Callable[[], CacheManager]], ...]
+    borrow: BorrowSettings | None = None
 
     def build(self, first: CacheManager, chunk_tokens: int, windows: StoredWindows) -> Hierarchy:
         """``windows`` says what slots of the first tier hold in part only, which is of use there alone."""
@@ -90,7 +94,8 @@ class LowerSetup:
             for settings, make_index in self.tiers
         ]
         rises = Rises(first, lambda: next(numbers), lambda slot: windows.granted(slot, ()))
-        return Hierarchy(first, lower, rises, chunk_tokens)
+        borrowing = None if self.borrow is None else Borrowing(rises, self.borrow, chunk_tokens)
+        return Hierarchy(first, lower, rises, chunk_tokens, borrowing)
 
 
 @define

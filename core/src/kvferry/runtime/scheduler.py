@@ -21,6 +21,8 @@ from kvferry.control.seeking import Wanted
 from kvferry.data.plans import StepPlan, Transfer, TransferResult
 from kvferry.data.wire import (
     Bye,
+    ChannelClosed,
+    ChannelOpened,
     Done,
     FromWorker,
     Hello,
@@ -41,6 +43,7 @@ from kvferry.runtime.lower_tiers import LowerSetup, LowerTiers
 from kvferry.runtime.offers import load, matched_digest, offers, save, window_blocks
 from kvferry.runtime.requests import LoadMode, LoadState, RequestState
 from kvferry.runtime.roster import WorkerRoster
+from kvferry.runtime.sharing import Sharing, SharingSetup
 from kvferry.runtime.side_channel import SideChannelServer
 from kvferry.runtime.waits import LowerStatistics, Waits
 from kvferry.runtime.windows import StoredWindows, WindowReads, first_kept, missing_of
@@ -82,7 +85,8 @@ class SchedulerRuntime:
     ``LoadMode.AUTO``, loads of at most ``quick_load_tokens`` tokens may run in front of a forward
     pass. ``clock`` is monotonic seconds, ``wall_clock`` seconds since 1970. ``tier`` and ``card`` are what
     operators are told; ``events`` says that :meth:`take_events` will be called every step. ``lower``
-    describes the tiers below the manager's.
+    describes the tiers below the manager's; with ``sharing``, which needs ``lower`` to say how to borrow,
+    other instances read from this one, and it from them.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class SchedulerRuntime:
         card: str = "",
         events: bool = False,
         lower: LowerSetup | None = None,
+        sharing: SharingSetup | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._manager = manager
@@ -128,6 +133,20 @@ class SchedulerRuntime:
                 on_change=self._changed,
                 clock=clock,
                 wall_clock=wall_clock,
+            )
+        self._sharing: Sharing | None = None
+        if sharing is not None:
+            assert self._lower is not None, "sharing needs a hierarchy"
+            assert self._lower.hierarchy.borrowing is not None, "sharing needs to know how to borrow"
+            self._sharing = Sharing(
+                sharing,
+                manager,
+                self._lower.hierarchy.borrowing,
+                self._lock,
+                world_size=world_size,
+                post=self._post,
+                wake=self._wake,
+                clock=clock,
             )
         self._lower_opened = False
         self._waits = Waits()
@@ -173,6 +192,8 @@ class SchedulerRuntime:
 
     def close(self) -> None:
         """End the service thread and give the meeting place up. Idempotent."""
+        if self._sharing is not None:
+            self._sharing.close()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -567,6 +588,11 @@ class SchedulerRuntime:
         """How each tier below the first is. Any thread."""
         return () if self._lower is None else self._lower.reports()
 
+    @property
+    def sharing(self) -> Sharing | None:
+        """What is shared with other instances, if anything is."""
+        return self._sharing
+
     def lower_at_rest(self) -> bool:
         """Whether nothing moves between tiers, nor is about to. Any thread."""
         return self._lower is None or self._lower.at_rest()
@@ -672,6 +698,8 @@ class SchedulerRuntime:
                 self._on_result(message.rank, result)
         elif self._lower is not None and isinstance(message, TierContent | TierClosed | OrderDone):
             self._lower.on_message(message)
+        elif self._sharing is not None and isinstance(message, ChannelOpened | ChannelClosed):
+            self._sharing.on_message(message)
         return None
 
     def _on_hello(self, hello: Hello, now: float) -> str | None:
@@ -699,7 +727,11 @@ class SchedulerRuntime:
             if not self._lower_opened and self.workers_ready():
                 self._lower_opened = True
                 self._lower.open()
+                if self._sharing is not None:
+                    self._sharing.open()
             self._lower.work()
+            if self._sharing is not None:
+                self._sharing.work()
 
     def _on_result(self, rank: int, result: TransferResult) -> None:
         with self._lock:

@@ -12,18 +12,24 @@ from attrs import define, field
 
 from kvferry.api import (
     Backend,
+    Channel,
     EvictionPolicy,
     GroupGeometry,
     KVGeometry,
+    PeerCarrier,
+    PeerId,
     QuotaPolicy,
 )
 from kvferry.control.identity import LoRAIdentity, Namespace
 from kvferry.control.keys import KeyChain
+from kvferry.control.loans import BorrowSettings
 from kvferry.control.lower import LowerTierSettings
 from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
+from kvferry.control.serving import ServingSettings
 from kvferry.data.copy import NumpyCopier, SpanCopier
 from kvferry.data.engine_side import EngineSide
+from kvferry.data.peer_side import PeerSide
 from kvferry.data.store_side import StoreSide
 from kvferry.data.tier_side import TierSide
 from kvferry.runtime.address import MeetingPlace
@@ -31,6 +37,7 @@ from kvferry.runtime.admin import TierCard
 from kvferry.runtime.grain import Grain, GroupShape
 from kvferry.runtime.lower_tiers import LowerSetup, StoreIdentity
 from kvferry.runtime.scheduler import SchedulerRuntime
+from kvferry.runtime.sharing import SharingSetup
 from kvferry.runtime.worker import WorkerRuntime
 from kvferry.testing.backends import MemoryBackend, MemoryOptions
 from kvferry.testing.fake_engine import EngineSettings, FakeEngine
@@ -60,6 +67,18 @@ class LowerFake:
 
 
 @define(kw_only=True)
+class SharingFake:
+    """What an instance shares with others: ``carrier`` has its messages, ``make_channel`` makes the closed
+    channel of a rank. ``settings`` are further fields of :class:`~kvferry.control.loans.BorrowSettings`."""
+
+    id: PeerId
+    carrier: PeerCarrier
+    make_channel: Callable[[], Channel]
+    settings: Mapping[str, Any] = field(factory=dict)
+    serving: ServingSettings = field(factory=ServingSettings)
+
+
+@define(kw_only=True)
 class InstanceSettings:
     """``slots`` is the tier's capacity in chunks, ``chunk_blocks`` the size of a chunk in blocks. ``lower``
     are further tiers, fast to slow; ``alignment`` is that of slots."""
@@ -73,6 +92,7 @@ class InstanceSettings:
     verify: bool = False
     engine_id: str = "fake"
     lower: tuple[LowerFake, ...] = ()
+    sharing: SharingFake | None = None
     alignment: int = 1
     namespace: str = "fake"
 
@@ -198,7 +218,8 @@ def open_fake_instance(
             tier=TierCard(name="memory", slot_bytes=(manager_options or {}).get("slot_bytes", 0)),
             card=card,
             events=bool((manager_options or {}).get("events")),
-            lower=_lower_setup(settings) if settings.lower else None,
+            lower=_lower_setup(settings) if settings.lower or settings.sharing else None,
+            sharing=_sharing_setup(settings),
         )
         scheduler.open()
         stack.callback(scheduler.close)
@@ -245,6 +266,37 @@ def _worker(
         fingerprint="fake",
         verify=settings.verify,
         tiers=[_tier_side(settings, side, rank, tier) for tier in settings.lower],
+        peers=_peer_side(settings, side, rank),
+    )
+
+
+def _peer_side(settings: InstanceSettings, side: EngineSide, rank: int) -> PeerSide | None:
+    if settings.sharing is None:
+        return None
+    return PeerSide(
+        "fake",
+        settings.sharing.make_channel,
+        side,
+        settings.chunk_blocks * settings.engine.block_tokens,
+        rank=rank,
+        world_size=settings.world_size,
+        retry_seconds=0.1,
+    )
+
+
+def _sharing_setup(settings: InstanceSettings) -> SharingSetup | None:
+    sharing = settings.sharing
+    if sharing is None:
+        return None
+    chunk_tokens = settings.chunk_blocks * settings.engine.block_tokens
+    return SharingSetup(
+        id=sharing.id,
+        namespace=settings.namespace.encode().ljust(32, b"\x00"),
+        chunk_tokens=chunk_tokens,
+        block_tokens=Grain.of(chunk_tokens, settings.shapes).block,
+        channel="fake",
+        carrier=sharing.carrier,
+        serving=sharing.serving,
     )
 
 
@@ -290,7 +342,10 @@ def _lower_setup(settings: InstanceSettings) -> LowerSetup:
         return LowerTierSettings(name=tier.name, slot_bytes=slot_bytes, **tier.settings), make_index
 
     identity = StoreIdentity(instance=settings.engine_id, namespace=_namespace(settings).digest)
-    return LowerSetup(identity=identity, tiers=tuple(made(tier) for tier in settings.lower))
+    borrow = None
+    if settings.sharing is not None:
+        borrow = BorrowSettings(slot_bytes=slot_bytes, **settings.sharing.settings)
+    return LowerSetup(identity=identity, tiers=tuple(made(tier) for tier in settings.lower), borrow=borrow)
 
 
 def fake_geometry(groups: Sequence[FakeGroup], chunk_tokens: int) -> KVGeometry:

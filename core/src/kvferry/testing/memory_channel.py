@@ -27,13 +27,15 @@ from kvferry.api import (
 )
 
 _MAGIC = b"kvferry-memory-1\n"
+_NAME_BYTES = 20
 _PIECE = 1 << 20
 """Bytes that are copied between two looks at deadline, cancelling and closing."""
 
 
 @define(eq=False)
 class MemoryNetwork:
-    """Who can be reached: the open channels that were made with this object, by epoch. Threads: any."""
+    """Who can be reached: the open channels that were made with this object, by epoch and rank. Threads:
+    any."""
 
     channels: dict[bytes, MemoryChannel] = field(factory=dict)
 
@@ -128,7 +130,7 @@ class MemoryChannel:
             self._state = _State.OPEN
         self._worker = threading.Thread(target=self._work, name=f"kvferry-{context.name}", daemon=True)
         self._worker.start()
-        self._network.channels[context.epoch] = self
+        self._network.channels[_name(context)] = self
 
     def register(self, region: Region) -> None:
         with self._changed:
@@ -164,12 +166,12 @@ class MemoryChannel:
 
     def export(self) -> bytes:
         with self._changed:
-            return _MAGIC + self._demand_open().epoch
+            return _MAGIC + _name(self._demand_open())
 
     def connect(self, peer: bytes, deadline: float) -> MemoryConnection:
         with self._changed:
             context = self._demand_open()
-        if not peer.startswith(_MAGIC) or len(peer) != len(_MAGIC) + 16:
+        if not peer.startswith(_MAGIC) or len(peer) != len(_MAGIC) + _NAME_BYTES:
             raise KVFerryError("no memory channel exported this", kind=ErrorKind.PROTOCOL)
         if context.clock() >= deadline:
             raise KVFerryError("the deadline had passed", kind=ErrorKind.TIMEOUT, retry=Retry.LATER)
@@ -198,7 +200,7 @@ class MemoryChannel:
             worker, context = self._worker, self._context
         if worker is None or context is None:
             return
-        self._network.channels.pop(context.epoch, None)
+        self._network.channels.pop(_name(context), None)
         worker.join(max(0.0, deadline - context.clock()))
         if worker.is_alive():
             raise KVFerryError(
@@ -322,6 +324,11 @@ def _held(*regions: _Registered) -> Iterator[None]:
     finally:
         for region in ordered:
             region.lock.release()
+
+
+def _name(context: ChannelContext) -> bytes:
+    """Of one rank in one epoch."""
+    return context.epoch + context.rank.to_bytes(4, "big")
 
 
 def make_memory_channels(
