@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import math
 
-from kvferry.api import DIGEST_BYTES, Answer, Grant, LentChunk, PeerAsk, Refused
-from kvferry_sharing_p2p.peers.messages import Ask, Declined, Granted, Lent
+from kvferry.api import (
+    DIGEST_BYTES,
+    Answer,
+    Grant,
+    LentChunk,
+    PeerAsk,
+    PeerCard,
+    PeerId,
+    RankCard,
+    Refused,
+)
+from kvferry_sharing_p2p.peers.messages import Ask, Card, Declined, Granted, Lent, Rank
 
 
 def ask_message(ask: PeerAsk) -> Ask:
@@ -72,4 +82,30 @@ def answer_of(message: Granted | Declined) -> Answer:
         slots=tuple(each.slot for each in message.chunks),
         tokens=message.tokens,
         seconds=message.seconds,
+    )
+
+
+def card_message(card: PeerCard) -> Card:
+    return Card(
+        card.id.instance,
+        card.id.epoch,
+        card.namespace,
+        card.chunk_tokens,
+        card.block_tokens,
+        card.channel,
+        tuple(Rank(rank.shard, rank.slot_bytes, rank.export) for rank in card.ranks),
+    )
+
+
+def card_of(message: Card) -> PeerCard:
+    return PeerCard(
+        id=PeerId(message.instance, message.epoch),
+        namespace=message.namespace,
+        chunk_tokens=message.chunk_tokens,
+        block_tokens=message.block_tokens,
+        channel=message.channel,
+        ranks=tuple(
+            RankCard(shard=rank.shard, slot_bytes=rank.slot_bytes, export=rank.export)
+            for rank in message.ranks
+        ),
     )

@@ -1,0 +1,118 @@
+"""Engines that find each other through a controller and read each other's memory, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvferry.api import PeerId
+from kvferry.testing.fake_engine import EngineSettings
+from kvferry.testing.fake_instance import (
+    FakeInstance,
+    InstanceSettings,
+    SharingFake,
+    open_fake_instance,
+    wait_until,
+)
+from kvferry_sharing_p2p.controller.server import ControllerServer
+from kvferry_sharing_p2p.directory.answers import DirectoryOptions
+from kvferry_sharing_p2p.directory.desk import Desk
+from kvferry_sharing_p2p.directory.publisher import PublisherOptions
+from kvferry_sharing_p2p.directory.state import Directory
+from kvferry_sharing_p2p.network.endpoint import Endpoint
+from kvferry_sharing_p2p.network.secret import SharedSecret
+from kvferry_sharing_p2p.peers.carrier import CarrierSettings, PeerNetworkCarrier
+from kvferry_transport_tcp.channel import TCPChannel
+from kvferry_transport_tcp.options import TCPOptions
+
+CHUNK = 16
+LOOPBACK = Endpoint("127.0.0.1", 0)
+SECRET = SharedSecret(b"thirty-two letters are a secret!")
+
+
+def prompt(number: int, tokens: int = 4 * CHUNK + 3) -> list[int]:
+    return [1000 * number + token for token in range(tokens)]
+
+
+class World:
+    def __init__(self, folder: Path, stack: ExitStack, secret: SharedSecret | None) -> None:
+        self.folder = folder
+        self.stack = stack
+        self.secret = secret
+        directory = Directory(DirectoryOptions(), os.urandom(16), time.monotonic())
+        self.server = ControllerServer(
+            Desk(directory), LOOPBACK, secret, clock=time.monotonic, on_failed=lambda: None
+        )
+        self.controller = self.server.open()
+        stack.callback(self.server.close)
+
+    def open(self, name: str, *, world_size: int = 1, **settings: Any) -> FakeInstance:
+        carrier = PeerNetworkCarrier(
+            CarrierSettings(
+                listen=LOOPBACK,
+                controller=self.controller,
+                secret=self.secret,
+                publisher=PublisherOptions(batch_seconds=0.01),
+            ),
+            clock=time.monotonic,
+            random=os.urandom,
+        )
+        sharing = SharingFake(
+            id=PeerId(name, os.urandom(16)),
+            carrier=carrier,
+            make_channel=lambda: TCPChannel(TCPOptions()),
+            settings=settings,
+        )
+        made = InstanceSettings(
+            engine=EngineSettings(), world_size=world_size, engine_id=name, sharing=sharing
+        )
+        instance = self.stack.enter_context(open_fake_instance(self.folder, made))
+        wait_until(lambda: name in self.keys(), 20.0, f"{name} never came to the directory")
+        return instance
+
+    def keys(self) -> dict[str, int]:
+        """How many keys the directory has of each."""
+        status = self.server.status(5.0)
+        assert status is not None
+        return {each.instance: each.keys for each in status.status.instances}
+
+    def settle(self, *instances: FakeInstance) -> None:
+        for instance in instances:
+            instance.settle_lower()
+            sharing = instance.scheduler.sharing
+            assert sharing is not None
+            wait_until(lambda sharing=sharing: sharing.serving.leases == 0, 20.0, "leases of peers")  # type: ignore[misc]
+            instance.check_idle()
+
+
+@pytest.fixture(params=[None, SECRET], ids=["in the clear", "with a secret"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    # A short path: sockets lie in it.
+    with tempfile.TemporaryDirectory(prefix="kvf") as folder, ExitStack() as stack:
+        yield World(Path(folder), stack, request.param)
+
+
+def serve(instance: FakeInstance, tokens: list[int]) -> list[int]:
+    """What the request hit. The engine compares every byte that it reads."""
+    request = instance.engine.add(tokens)
+    instance.engine.run()
+    instance.settle_lower()
+    return request.hits
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_one_engine_computed_another_one_loads(world: World, world_size: int) -> None:
+    near, far = world.open("near", world_size=world_size), world.open("far", world_size=world_size)
+    tokens = prompt(1, 4 * CHUNK + 1)
+    assert serve(far, tokens) == []
+    wait_until(lambda: world.keys()["far"] == 4, 20.0, "keys that never came")
+    assert serve(near, tokens) == [4 * CHUNK]
+    wait_until(lambda: world.keys()["near"] == 4, 20.0, "keys that never came")
+    world.settle(near, far)
