@@ -46,12 +46,15 @@ class World:
         self.folder = folder
         self.stack = stack
         self.secret = secret
+        self.start_controller(LOOPBACK)
+        stack.callback(lambda: self.server.close())
+
+    def start_controller(self, listen: Endpoint) -> None:
         directory = Directory(DirectoryOptions(), os.urandom(16), time.monotonic())
         self.server = ControllerServer(
-            Desk(directory), LOOPBACK, secret, clock=time.monotonic, on_failed=lambda: None
+            Desk(directory), listen, self.secret, clock=time.monotonic, on_failed=lambda: None
         )
         self.controller = self.server.open()
-        stack.callback(self.server.close)
 
     def open(self, name: str, *, world_size: int = 1, **settings: Any) -> FakeInstance:
         carrier = PeerNetworkCarrier(
@@ -77,7 +80,7 @@ class World:
         wait_until(lambda: name in self.keys(), 20.0, f"{name} never came to the directory")
         return instance
 
-    def keys(self) -> dict[str, int]:
+    def told(self) -> dict[str, int]:
         """How many keys the directory has of each."""
         status = self.server.status(5.0)
         assert status is not None
@@ -112,7 +115,37 @@ def test_what_one_engine_computed_another_one_loads(world: World, world_size: in
     near, far = world.open("near", world_size=world_size), world.open("far", world_size=world_size)
     tokens = prompt(1, 4 * CHUNK + 1)
     assert serve(far, tokens) == []
-    wait_until(lambda: world.keys()["far"] == 4, 20.0, "keys that never came")
+    wait_until(lambda: world.told()["far"] == 4, 20.0, "keys that never came")
     assert serve(near, tokens) == [4 * CHUNK]
-    wait_until(lambda: world.keys()["near"] == 4, 20.0, "keys that never came")
+    wait_until(lambda: world.told()["near"] == 4, 20.0, "keys that never came")
     world.settle(near, far)
+
+
+def test_without_the_controller_nothing_is_found_and_with_its_successor_everything(world: World) -> None:
+    near, far = world.open("near"), world.open("far")
+    serve(far, prompt(1, 4 * CHUNK + 1))
+    wait_until(lambda: world.told()["far"] == 4, 20.0, "keys that never came")
+    world.server.close()
+    assert serve(near, prompt(1, 4 * CHUNK + 1)) == []
+    serve(far, prompt(2, 4 * CHUNK + 1))
+    world.start_controller(world.controller)
+    wait_until(lambda: world.told().get("far") == 8, 20.0, "keys that never came again")
+    assert serve(near, prompt(2, 4 * CHUNK + 1)) == [4 * CHUNK]
+    world.settle(near, far)
+
+
+def test_an_instance_that_started_anew_is_found_anew(world: World) -> None:
+    near = world.open("near", pause_seconds=0.05)
+    with ExitStack() as stack:
+        before, world.stack = world.stack, stack
+        far = world.open("far")
+        world.stack = before
+        serve(far, prompt(1, 4 * CHUNK + 1))
+        wait_until(lambda: world.told()["far"] == 4, 20.0, "keys that never came")
+        assert serve(near, prompt(1, 4 * CHUNK + 1)) == [4 * CHUNK]
+    wait_until(lambda: "far" not in world.told(), 20.0, "an instance that never left")
+    again = world.open("far")
+    serve(again, prompt(2, 4 * CHUNK + 1))
+    wait_until(lambda: world.told()["far"] == 4, 20.0, "keys that never came")
+    assert serve(near, prompt(2, 4 * CHUNK + 1)) == [4 * CHUNK]
+    world.settle(near, again)
