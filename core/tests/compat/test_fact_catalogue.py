@@ -21,6 +21,7 @@ from kvferry.api import (
     FactSource,
     HostEnvironment,
     LookupSpec,
+    SourceSpec,
 )
 from kvferry.compat import FactCatalogue, OwnedFactSpec, core_rules
 from kvferry.compat.application import read_paths
@@ -133,6 +134,7 @@ def test_plugins_keys_lie_where_the_schema_puts_them() -> None:
         ConnectorSpec: "connector",
         ChannelSpec: "channel",
         LookupSpec: "lookup",
+        SourceSpec: "p2p",
     }
 
 

@@ -173,6 +173,7 @@ def test_selections_name_kind_section_and_origin(tmp_path: Path) -> None:
         (("channel",), "ChannelSpec", None, "default"),
         (("connector",), "ConnectorSpec", "v", f"{file}:3:18"),
         (("lookup",), "LookupSpec", None, "default"),
+        (("p2p",), "SourceSpec", None, "default"),
         (("tiers", "a"), "BackendSpec", "cpu", f"{file}:2:12"),
         (("tiers", "a", "eviction"), "EvictionSpec", "s3", f"{file}:2:43"),
     ]
@@ -187,7 +188,7 @@ def test_each_selection_is_resolved_once() -> None:
 
     load({"tiers.a": TIER, "tiers.b": TIER}, counting)
 
-    assert len(asked) == len(set(asked)) == 7
+    assert len(asked) == len(set(asked)) == 8
 
 
 def test_a_place_of_the_resolvers_own_is_kept_and_several_errors_stay_several() -> None:
@@ -382,6 +383,14 @@ def test_what_is_shown() -> None:
         "connector.threads        2              default\n"
         "channel.use              null           default\n"
         "lookup.use               null           default\n"
+        "p2p.use                  null           default\n"
+        "p2p.load_deadline        5s             default\n"
+        "p2p.min_load_tokens      0              default\n"
+        "p2p.in_flight            256MiB         default\n"
+        "p2p.lease                30s            default\n"
+        "p2p.guard                1s             default\n"
+        "p2p.max_lent             0.25           default\n"
+        "p2p.pause                10s            default\n"
         "waive                    {}             default\n"
     )
     assert config_data(config)[8] == {

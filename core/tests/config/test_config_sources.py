@@ -185,6 +185,7 @@ def test_sources_lie_over_each_other_key_by_key(tmp_path: Path) -> None:
         "connector.use": "default",
         "channel.use": "default",
         "lookup.use": "default",
+        "p2p.use": "default",
     }
 
 

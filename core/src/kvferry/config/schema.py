@@ -10,7 +10,7 @@ from typing import ClassVar, NewType
 from attrs import Attribute, field, frozen
 from attrs.validators import optional
 
-from kvferry.api import BackendSpec, ChannelSpec, ConnectorSpec, EvictionSpec, Fact, LookupSpec
+from kvferry.api import BackendSpec, ChannelSpec, ConnectorSpec, EvictionSpec, Fact, LookupSpec, SourceSpec
 from kvferry.api.units import ByteSize, Duration
 from kvferry.config.fields import (
     UNIT_KINDS,
@@ -180,6 +180,50 @@ class Lookup:
 
 
 @frozen(kw_only=True)
+class Sharing:
+    """Reads between instances. Without ``use`` nothing is shared."""
+
+    use: str | None = field(default=None, metadata={"doc": "name of the source of peers' chunks"})
+    load_deadline: Duration = field(
+        default=Duration(5.0),
+        validator=positive,
+        metadata={"doc": "how long a request waits for what peers have before it is computed"},
+    )
+    min_load_tokens: int = field(
+        default=0,
+        validator=not_negative,
+        metadata={"doc": "hits of fewer tokens at peers are computed instead; 0 loads every hit"},
+    )
+    in_flight: ByteSize = field(
+        default=ByteSize(256 << 20),
+        validator=positive,
+        metadata={"doc": "memory of the first tier that reads from one peer may hold at once"},
+    )
+    lease: Duration = field(
+        default=Duration(30.0),
+        validator=positive,
+        metadata={"doc": "how long peers may read what they were lent before they have to ask again"},
+    )
+    guard: Duration = field(
+        default=Duration(1.0),
+        validator=positive,
+        metadata={"doc": "how long before the end of a lease nothing is read any more"},
+    )
+    max_lent: float = field(
+        default=0.25,
+        validator=share,
+        metadata={"doc": "how much of the first tier peers may be lent, from 0 to 1"},
+    )
+    pause: Duration = field(
+        default=Duration(10.0),
+        validator=positive,
+        metadata={"doc": "how long a peer that failed is asked nothing"},
+    )
+    options: object = own_keys(SourceSpec)
+    origin: str = origin()
+
+
+@frozen(kw_only=True)
 class Config:
     """A whole configuration without faults. Immutable; may be read from any thread."""
 
@@ -202,6 +246,7 @@ class Config:
         factory=Channel, metadata={"doc": "how bytes travel between the memories of instances"}
     )
     lookup: Lookup = field(factory=Lookup, metadata={"doc": "the directory that says who has which chunks"})
+    p2p: Sharing = field(factory=Sharing, metadata={"doc": "reads between instances"})
     waive: Mapping[RuleId, Reason] = field(
         factory=dict, metadata={"doc": "compatibility rules to ignore, each with its reason"}
     )

@@ -22,6 +22,7 @@ from kvferry.api import (
     EvictionPolicy,
     EvictionSpec,
     LookupSpec,
+    PeerCarrier,
     QuotaPolicy,
     SourceSpec,
     StagingSpec,
@@ -83,7 +84,7 @@ _ROWS: tuple[_Row, ...] = (
     _row(ChannelSpec, Channel, _TAKES_OPTIONS),
     _row(LookupSpec, None, None),
     _row(StagingSpec, None, None),
-    _row(SourceSpec, None, None),
+    _row(SourceSpec, PeerCarrier, ("options", "lookup", "environment")),
 )
 """The first row that applies counts."""
 

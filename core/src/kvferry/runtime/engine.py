@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
-from kvferry.api import API_VERSION, KVGeometry
+from kvferry.api import API_VERSION, KVGeometry, PeerCarrier, PeerId
 from kvferry.api.units import round_up
 from kvferry.config import DEFAULT_INSTANCE, Config, Tier
 from kvferry.control.chain_cache import ChainCache
 from kvferry.control.identity import LoRAIdentity, Namespace
 from kvferry.control.keys import KeyChain
+from kvferry.control.loans import BorrowSettings
 from kvferry.control.lower import LowerTierSettings
 from kvferry.control.manager import CacheManager
+from kvferry.control.serving import ServingSettings
 from kvferry.control.tokens import TokenPacker, pack_tokens
 from kvferry.data.copy import choose_copier
 from kvferry.data.engine_side import EngineGroup, EngineSide
@@ -34,6 +36,7 @@ from kvferry.runtime.instances import instance_card
 from kvferry.runtime.lower_tiers import LowerSetup, StoreIdentity
 from kvferry.runtime.requests import LoadMode
 from kvferry.runtime.scheduler import SchedulerRuntime
+from kvferry.runtime.sharing import SharingSetup
 from kvferry.runtime.worker import WorkerRuntime
 
 LEASE_SECONDS = 60.0
@@ -42,6 +45,9 @@ WRITE_SECONDS = 60.0
 """How long a save may take before its slots are set aside until its result comes."""
 QUICK_LOAD_BYTES = 128 << 20
 """What may be loaded in front of a forward pass of its own: about 10 ms of copying."""
+EPOCH_BYTES = 16
+LEASES_AT_MOST = 10
+"""As long as so many leases one read of a peer may last, renewed all the time."""
 PEER_RETRY_SECONDS = 1.0
 """How long a peer that could not be connected to is left alone."""
 PAGE_BYTES = 4096
@@ -121,7 +127,8 @@ def open_scheduler(
         tier=TierCard(name=name, slot_bytes=slot_bytes),
         card=instance_card(config, engine.engine_id),
         events=options.events,
-        lower=_lower_setup(config, plugins, engine, space, lower) if lower else None,
+        lower=_lower_setup(config, plugins, engine, space, lower) if lower or config.p2p.use else None,
+        sharing=_sharing_setup(config, plugins, engine, space, environment),
     )
     runtime.open()
     return runtime
@@ -212,7 +219,46 @@ def _lower_setup(
     if engine.data_parallel_rank:
         instance += f"/dp{engine.data_parallel_rank}"  # no instance can have such a name of its own
     identity = StoreIdentity(instance=instance, namespace=space.digest, header_bytes=header_bytes)
-    return LowerSetup(identity=identity, tiers=tuple(made(name, tier) for name, tier in tiers))
+    p2p = config.p2p
+    borrow = None
+    if p2p.use is not None:
+        borrow = BorrowSettings(
+            slot_bytes=slot_bytes,
+            in_flight=p2p.in_flight,
+            load_deadline=p2p.load_deadline,
+            guard_seconds=p2p.guard,
+            min_load_tokens=p2p.min_load_tokens,
+            pause_seconds=p2p.pause,
+        )
+    return LowerSetup(identity=identity, tiers=tuple(made(name, tier) for name, tier in tiers), borrow=borrow)
+
+
+def _sharing_setup(
+    config: Config,
+    plugins: LoadedPlugins,
+    engine: EngineDescription,
+    space: Namespace,
+    environment: Mapping[str, str],
+) -> SharingSetup | None:
+    """What reads from other instances, where the configuration has it."""
+    p2p = config.p2p
+    if p2p.use is None:
+        return None
+    carrier: PeerCarrier = plugins.factory("source", p2p.use)(p2p.options, config.lookup.options, environment)
+    instance = config.instance or engine.engine_id
+    if engine.data_parallel_rank:
+        instance += f"/dp{engine.data_parallel_rank}"
+    return SharingSetup(
+        id=PeerId(instance, secrets.token_bytes(EPOCH_BYTES)),
+        namespace=space.digest,
+        chunk_tokens=config.chunk_tokens,
+        block_tokens=engine.block_tokens,
+        channel=config.channel.use or "",
+        carrier=carrier,
+        serving=ServingSettings(
+            lease_seconds=p2p.lease, longest_seconds=LEASES_AT_MOST * p2p.lease, share=p2p.max_lent
+        ),
+    )
 
 
 def open_worker(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvferry.api import CommandSpec, LookupSpec, Manifest, Rule, hookimpl
+from kvferry.api import CommandSpec, LookupSpec, Manifest, Rule, SourceSpec, hookimpl
 from kvferry_sharing_p2p.rules import RULES
 
 MANIFEST = Manifest(
@@ -34,6 +34,18 @@ def kvferry_lookups() -> Iterable[LookupSpec]:
             factory="kvferry_sharing_p2p.network.lookup:controller_lookup",
             options="kvferry_sharing_p2p.network.options:ControllerOptions",
             summary="the directory that 'kvferry controller' runs",
+        ),
+    )
+
+
+@hookimpl
+def kvferry_sources() -> Iterable[SourceSpec]:
+    return (
+        SourceSpec(
+            name="p2p",
+            factory="kvferry_sharing_p2p.peers.opening:make_carrier",
+            options="kvferry_sharing_p2p.peers.options:P2POptions",
+            summary="chunks out of the memory of other instances",
         ),
     )
 

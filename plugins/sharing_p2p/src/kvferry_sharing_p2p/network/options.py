@@ -9,7 +9,7 @@ from kvferry_sharing_p2p.network.endpoint import parse_url
 DEFAULT_URL = "tcp://127.0.0.1:9900"
 
 
-class _Unusable(ValueError):
+class Unusable(ValueError):
     """What a validator says of a value; the report shows ``remedy`` as its fix."""
 
     def __init__(self, what: str, remedy: str) -> None:
@@ -22,16 +22,16 @@ def _url(_self: object, _attribute: Attribute[str], value: str) -> None:
     try:
         endpoint = parse_url(value)
     except ValueError as error:
-        raise _Unusable(f"cannot be used: {error}", remedy) from None
+        raise Unusable(f"cannot be used: {error}", remedy) from None
     if endpoint.wildcard:
-        raise _Unusable(f"{value!r} is an address that nobody can reach", "name the controller's own address")
+        raise Unusable(f"{value!r} is an address that nobody can reach", "name the controller's own address")
     if not endpoint.port:
-        raise _Unusable(f"{value!r} has the port 0, which nobody listens at", remedy)
+        raise Unusable(f"{value!r} has the port 0, which nobody listens at", remedy)
 
 
 def _variable(_self: object, _attribute: Attribute[str], value: str) -> None:
     if value and (not value.isprintable() or "=" in value or " " in value):
-        raise _Unusable(
+        raise Unusable(
             "is no name of an environment variable",
             "name the variable that holds the secret, never the secret itself",
         )
