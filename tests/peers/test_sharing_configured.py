@@ -1,0 +1,85 @@
+"""Two engines as a configuration opens them, and a controller as its command starts it: one answers from the
+memory of the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvferry.api import HostEnvironment
+from kvferry.config import ConfigSources
+from kvferry.runtime import prepare
+from kvferry.testing.configured_engine import ConfiguredEngine, open_configured_engine
+from kvferry.testing.fake_engine import EngineSettings
+from kvferry.testing.fake_instance import wait_until
+
+CHUNK = 16
+CONFIG = """\
+plugins: [backend_cpu, transport_{channel}, sharing_p2p]
+instance: {name}
+chunk_tokens: 16
+runtime_dir: {folder}
+tiers: {{cpu: {{use: cpu, capacity: 1MiB}}}}
+channel: {{use: {channel}}}
+lookup: {{use: controller, url: "{url}"}}
+p2p: {{use: p2p}}
+"""
+
+
+@contextmanager
+def controller() -> Iterator[str]:
+    """A running ``kvferry controller``: its URL."""
+    command = [sys.executable, "-m", "kvferry.cli.main", "controller", "--http", "off"]
+    with subprocess.Popen(
+        [*command, "--listen", "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            assert "ready at" in line, line
+            yield line.split("ready at ")[1].split(",")[0]
+        finally:
+            process.terminate()
+            assert process.wait(20) == 0
+
+
+def open_engine(stack: ExitStack, folder: Path, name: str, channel: str, url: str) -> ConfiguredEngine:
+    file = folder / f"{name}.yaml"
+    file.write_text(CONFIG.format(channel=channel, name=name, folder=folder, url=url))
+    prepared = prepare(ConfigSources(file=file, environment={}, overrides={}), HostEnvironment(variables={}))
+    # Without a prefix cache of its own, so that everything is restored from the tier.
+    return stack.enter_context(
+        open_configured_engine(prepared, EngineSettings(prefix_cache=False), engine_id=name, environment={})
+    )
+
+
+def serve(engine: ConfiguredEngine, tokens: list[int]) -> list[int]:
+    request = engine.engine.add(tokens)
+    engine.engine.run()
+    wait_until(engine.scheduler.lower_at_rest, 20.0, "something that never came to rest")
+    return request.hits
+
+
+@pytest.mark.parametrize("channel", ["tcp", "local"])
+def test_an_engine_answers_from_the_memory_of_another(channel: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvf") as name, controller() as url, ExitStack() as stack:
+        near = open_engine(stack, Path(name), "near", channel, url)
+        far = open_engine(stack, Path(name), "far", channel, url)
+        tokens = [7 * number for number in range(4 * CHUNK + 1)]
+        assert serve(far, tokens) == []
+        hits: list[int] = []
+
+        def found() -> bool:
+            # What was computed is told in batches: the directory may not have it yet.
+            near.scheduler._manager.clear()
+            hits[:] = serve(near, tokens)
+            return bool(hits)
+
+        wait_until(found, 20.0, "a hit at a peer")
+        assert hits == [4 * CHUNK]
