@@ -89,10 +89,11 @@ def write_config(
     load: str = "async",
     plugins: Sequence[str] = (),
     lower: Mapping[str, str] | None = None,
+    more: str = "",
 ) -> Path:
     """A kvferry.yaml with a CPU tier, and ``lower`` ones below it: their keys by name, as YAML, with the
-    ``plugins`` that they need. ``runtime_dir`` should be short: a socket lies below it, and a socket's
-    path has at most 107 bytes."""
+    ``plugins`` that they need. ``more`` is YAML for its end. ``runtime_dir`` should be short: a socket lies
+    below it, and a socket's path has at most 107 bytes."""
     tiers = {"cpu": f"use: cpu, capacity: {capacity}", **(lower or {})}
     path.write_text(
         f"plugins: [{', '.join(['backend_cpu', *plugins, 'connector_vllm'])}]\n"
@@ -101,6 +102,7 @@ def write_config(
         "tiers:\n"
         + "".join(f"  {name}: {{{keys}}}\n" for name, keys in tiers.items())
         + f"connector: {{load: {load}, verify: {str(verify).lower()}}}\n"
+        + more
     )
     return path
 

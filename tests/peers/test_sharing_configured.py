@@ -3,11 +3,8 @@ memory of the other."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from kvferry.runtime import prepare
 from kvferry.testing.configured_engine import ConfiguredEngine, open_configured_engine
 from kvferry.testing.fake_engine import EngineSettings
 from kvferry.testing.fake_instance import wait_until
+from tests.controllers import running_controller
 
 CHUNK = 16
 CONFIG = """\
@@ -30,23 +28,6 @@ channel: {{use: {channel}}}
 lookup: {{use: controller, url: "{url}"}}
 p2p: {{use: p2p}}
 """
-
-
-@contextmanager
-def controller() -> Iterator[str]:
-    """A running ``kvferry controller``: its URL."""
-    command = [sys.executable, "-m", "kvferry.cli.main", "controller", "--http", "off"]
-    with subprocess.Popen(
-        [*command, "--listen", "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            assert "ready at" in line, line
-            yield line.split("ready at ")[1].split(",")[0]
-        finally:
-            process.terminate()
-            assert process.wait(20) == 0
 
 
 def open_engine(stack: ExitStack, folder: Path, name: str, channel: str, url: str) -> ConfiguredEngine:
@@ -68,7 +49,7 @@ def serve(engine: ConfiguredEngine, tokens: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("channel", ["tcp", "local"])
 def test_an_engine_answers_from_the_memory_of_another(channel: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="kvf") as name, controller() as url, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="kvf") as name, running_controller() as url, ExitStack() as stack:
         near = open_engine(stack, Path(name), "near", channel, url)
         far = open_engine(stack, Path(name), "far", channel, url)
         tokens = [7 * number for number in range(4 * CHUNK + 1)]

@@ -1,0 +1,75 @@
+"""Two real vLLM and a controller: one answers from the memory of the other, bit for bit as from its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.controllers import running_controller
+from tests.demo.prompts import random_tokens
+from tests.e2e.checks import assert_at_rest, whole_blocks
+from tests.e2e.conftest import Launch
+from tests.engines import UNUSED, Engine
+
+CHUNK = 256
+PATIENCE = 20.0
+
+
+@pytest.fixture(scope="module")
+def engines(launch: Launch) -> Iterator[tuple[Engine, Engine]]:
+    with running_controller() as url, ExitStack() as stack:
+
+        def described(name: str) -> Engine:
+            more = (
+                f"instance: {name}\n"
+                "channel: {use: tcp}\n"
+                f"lookup: {{use: controller, url: '{url}'}}\n"
+                "p2p: {use: p2p}\n"
+            )
+            plugins = ["transport_tcp", "sharing_p2p"]
+            return launch(config={"plugins": plugins, "more": more, "verify": True})
+
+        near, far = described("near"), described("far")
+        stack.callback(near.close)
+        stack.callback(far.close)
+        near.start()
+        far.start()
+        near.wait_ready()
+        far.wait_ready()
+        yield near, far
+
+
+def served_by_the_other(near: Engine, far: Engine, prompt: tuple[int, ...], expected: int) -> None:
+    """``far`` computes a prompt; ``near`` answers as ``far`` does out of its own prefix cache."""
+    far.serve(prompt)
+    reference = far.serve(prompt, UNUSED)
+    far.settle()
+    deadline = time.monotonic() + PATIENCE
+    while True:  # what was stored is told to the directory in batches
+        near.clear()
+        before = near.reset()
+        answer = near.serve(prompt)
+        hit = near.settle()["hit_tokens"] - before["hit_tokens"]
+        if hit or time.monotonic() > deadline:
+            break
+    assert hit == expected == reference.cached_tokens
+    assert answer.same_as(reference)
+
+
+def test_an_engine_answers_from_the_memory_of_another(engines: tuple[Engine, Engine]) -> None:
+    near, far = engines
+    prompt = random_tokens(11, 5 * CHUNK + 40)
+    served_by_the_other(near, far, prompt, whole_blocks(len(prompt) - 1))
+    assert_at_rest(near.reset())
+    assert_at_rest(far.reset())
+
+
+def test_and_the_other_way_round(engines: tuple[Engine, Engine]) -> None:
+    far, near = engines
+    prompt = random_tokens(12, 9 * CHUNK + 130)
+    served_by_the_other(near, far, prompt, whole_blocks(len(prompt) - 1))
+    assert_at_rest(near.reset())
+    assert_at_rest(far.reset())
