@@ -27,6 +27,7 @@ ALLOWED = {
     "data.handover _receive_frame recvmsg": "the socket is the caller's, and so is its timeout",
     "data.mover Mover._next wait": "a thread of its own that waits for work, or for its end",
     "data.mover Mover.finish_saves wait_for": "one piece of 8 MiB, which cannot be left half copied",
+    "data.peer_links PeerLinks.finish_closing wait": "the channel is closed, and others tell the rest",
     "runtime.fair_lock FairLock.__enter__ acquire": "every holder lets go within a slice",
     "runtime.instances _exchange recv": "only after poll has said that an answer is there",
     "runtime.side_channel SideChannelClient.close join": "its thread wakes at once",

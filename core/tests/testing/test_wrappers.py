@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvferry import api
-from kvferry.testing import backends, channels, commands, eviction, keyed_backends
+from kvferry.testing import backends, channels, commands, eviction, keyed_backends, sharing
 from kvferry.testing.faults import FaultPlan
 from kvferry.testing.faulty_backend import FaultyBackend
 
@@ -22,6 +22,9 @@ PAIRS: dict[type, tuple[type, type]] = {
     api.QuotaPolicy: (eviction.NullQuotaPolicy, eviction.ForwardingQuotaPolicy),
     api.Channel: (channels.NullChannel, channels.ForwardingChannel),
     api.Connection: (channels.NullConnection, channels.ForwardingConnection),
+    api.PeerDesk: (sharing.NullPeerDesk, sharing.ForwardingPeerDesk),
+    api.PeerHost: (sharing.NullPeerHost, sharing.ForwardingPeerHost),
+    api.PeerCarrier: (sharing.NullPeerCarrier, sharing.ForwardingPeerCarrier),
     api.Command: (commands.NullCommand, commands.ForwardingCommand),
 }
 
@@ -134,3 +137,18 @@ def test_wrappers_can_be_layered() -> None:
     layered = FaultyBackend(keyed_backends.ForwardingBackend(inner), FaultPlan())
     key = api.ChunkKey(bytes(32), bytes(32))
     assert layered.read([(key, api.Span("m", 0, 8))], 0.0).results[0].status is api.ReadStatus.MISS
+
+
+def test_the_null_peer_has_nothing_and_lends_nothing() -> None:
+    host, peer = sharing.NullPeerHost(), api.PeerId("a", bytes(16))
+    assert host.desk.ask(peer, api.PeerAsk(number=3, keys=(), limit_tokens=1)) == api.Refused(
+        3, api.Refusal.NOTHING
+    )
+    assert host.desk.renew(peer, 3) == 0.0
+    assert host.take_servable(1) == api.ServableChanges()
+    assert host.walk_servable(0, 1) == ([], None)
+
+    class Other(sharing.NullPeerHost):
+        desk = sharing.NullPeerDesk()
+
+    assert sharing.ForwardingPeerHost(Other()).desk is Other.desk
