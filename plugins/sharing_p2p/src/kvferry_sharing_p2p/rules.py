@@ -9,6 +9,7 @@ from kvferry.api import Check, Example, Path, Rule, Severity
 from kvferry_sharing_p2p.network.endpoint import parse_url
 
 _IS_CONTROLLER = Path("lookup.use") == "controller"
+_IS_P2P = Path("p2p.use") == "p2p"
 _LOOPBACK_NAMES = frozenset(("localhost", "localhost.localdomain", "ip6-localhost"))
 
 
@@ -19,6 +20,10 @@ def _lookup(url: str, *, file: str = "", variable: str = "") -> dict[str, object
         "lookup.secret_file": file,
         "lookup.secret_variable": variable,
     }
+
+
+def _listens(url: str) -> dict[str, object]:
+    return {"p2p.use": "p2p", "p2p.listen": url}
 
 
 def _stays_here(url: str) -> bool:
@@ -63,6 +68,56 @@ RULES: tuple[Rule, ...] = (
             Example(facts=_lookup("tcp://10.0.0.1:9900", file="/etc/kvferry/secret"), passes=True),
             Example(facts=_lookup("tcp://127.0.0.1:9900"), passes=True),
             Example(facts=_lookup("tcp://10.0.0.1:9900", file="f", variable="V"), passes=False),
+        ),
+    ),
+    Rule(
+        id="P2P003",
+        severity=Severity.ERROR,
+        when=_IS_P2P,
+        require=Path("lookup.use") == "controller",
+        message="p2p asks a directory who has what, and the lookup is {lookup.use}",
+        fix="set lookup.use to controller, and lookup.url to where that listens",
+        source="design",
+        examples=(
+            Example(facts={"p2p.use": "p2p", "lookup.use": "controller"}, passes=True),
+            Example(facts={"p2p.use": None, "lookup.use": None}, passes=True),
+            Example(facts={"p2p.use": "p2p", "lookup.use": None}, passes=False),
+        ),
+    ),
+    Rule(
+        id="P2P004",
+        severity=Severity.ERROR,
+        when=_IS_P2P,
+        require=Path("channel.use") != None,  # noqa: E711 - a formula, not a comparison
+        message="p2p reads over a channel, and there is none",
+        fix="set channel.use to tcp, or to another channel, and list its plugin",
+        source="design",
+        examples=(
+            Example(facts={"p2p.use": "p2p", "channel.use": "tcp"}, passes=True),
+            Example(facts={"p2p.use": "p2p", "channel.use": None}, passes=False),
+        ),
+    ),
+    Rule(
+        id="P2P005",
+        severity=Severity.ERROR,
+        when=_IS_P2P,
+        require=Check("p2p.listen is loopback", ("p2p.listen",), _stays_here)
+        | (Path("lookup.secret_file") != "")
+        | (Path("lookup.secret_variable") != ""),
+        message="peers are listened for at {p2p.listen} without a shared secret: whoever reaches this may "
+        "ask for chunks",
+        fix="set secret_file or secret_variable in lookup, as the controller was started with, or listen at "
+        "a loopback address",
+        source="design",
+        requires=("P2P003",),
+        examples=(
+            Example(facts=_lookup("tcp://127.0.0.1:9900") | _listens("tcp://127.0.0.1:0"), passes=True),
+            Example(
+                facts=_lookup("tcp://10.0.0.1:9900", variable="KVFERRY_SECRET")
+                | _listens("tcp://0.0.0.0:9970"),
+                passes=True,
+            ),
+            Example(facts=_lookup("tcp://127.0.0.1:9900") | _listens("tcp://0.0.0.0:9970"), passes=False),
         ),
     ),
 )

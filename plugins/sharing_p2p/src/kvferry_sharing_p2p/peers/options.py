@@ -32,9 +32,7 @@ class P2POptions:
     listen: str = field(
         default=DEFAULT_LISTEN,
         validator=_url,
-        metadata={
-            "doc": "where peers reach this scheduler, tcp://host:port; the port 0 takes a free one"
-        },
+        metadata={"doc": "where peers reach this scheduler, tcp://host:port; the port 0 takes a free one"},
     )
     advertise: str = field(
         default="",
