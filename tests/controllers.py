@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,3 +27,10 @@ def running_controller() -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(END_SECONDS)
+
+
+def keys_told(url: str) -> dict[str, int]:
+    """How many keys the directory there has of each instance."""
+    command = [sys.executable, "-m", "kvferry.cli.main", "controller", "status", "--url", url, "--json"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=END_SECONDS)
+    return {each["instance"]: each["keys"] for each in json.loads(told.stdout)["instances"]}

@@ -160,6 +160,22 @@ def test_a_request_that_ends_while_it_waits_leaves_nothing(world: World) -> None
     world.settle(near, far)
 
 
+def test_an_engine_whose_cache_was_reset_shares_nothing_any_more(world: World) -> None:
+    near, far = world.open("near"), world.open("far")
+    serve(far, prompt(1))
+    # Its weights may be others from here on.
+    far.scheduler.clear()
+    serve(far, prompt(1))
+    serve(far, prompt(2))
+    assert serve(near, prompt(1)) == []
+    assert serve(near, prompt(2)) == []
+    wait_until(lambda: len(world.network.members) == 1, 10.0, "it never left")
+    serve(near, prompt(3))
+    far.scheduler.clear()
+    assert serve(far, prompt(3)) == []
+    world.settle(near, far)
+
+
 def test_both_ways_at_once(world: World) -> None:
     near, far = world.open("near"), world.open("far")
     for number in range(1, 9):

@@ -236,11 +236,15 @@ class Borrowing:
             default=math.inf,
         )
 
-    def workers_lost(self) -> None:
-        """No worker is left, and none of them knows a peer any more."""
+    def give_up_all(self) -> None:
+        """End all that is looked for. What was lent stays until its rise has ended."""
         for quest in list(self._quests.values()):
             self._take_back(quest)
             self._give_up(quest)
+
+    def workers_lost(self) -> None:
+        """No worker is left, and none of them knows a peer any more."""
+        self.give_up_all()
         self._peers.clear()
         self.orders.clear()
 

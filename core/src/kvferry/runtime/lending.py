@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvferry.api import Answer, PeerAsk, PeerId
+from kvferry.api import Answer, PeerAsk, PeerId, Refusal, Refused
 from kvferry.control.serving import Serving
 from kvferry.runtime.fair_lock import FairLock
 
@@ -24,9 +24,16 @@ class Lending:
         self._lock = lock
         self._clock = clock
         self._wake = wake
+        self._retired = False
+
+    def retire(self) -> None:
+        """Lend nothing any more. Under the lock. What is lent stays until it is given back."""
+        self._retired = True
 
     def ask(self, peer: PeerId, ask: PeerAsk) -> Answer | None:
         with self._lock:
+            if self._retired:
+                return Refused(ask.number, Refusal.NOTHING)
             asking = self._serving.ask(peer, ask, self._clock())
         more = True
         while more:

@@ -566,6 +566,8 @@ class SchedulerRuntime:
             # From below first: what is cleared above must not come up again.
             self._lower.clear_begins()
             self._lower.renew()
+        if self._sharing is not None:
+            self._sharing.retire()
         with self._lock:
             cursor = self._manager.clear_in_slices()
         more = True

@@ -82,6 +82,7 @@ class Sharing:
         self._lending = Lending(self._serving, lock, clock, wake)
         self._opened: dict[int, RankCard] = {}
         self._carried = False
+        self._retired = False
         self._copying = manager.copying
 
     @property
@@ -114,7 +115,7 @@ class Sharing:
         self._opened[message.rank] = RankCard(
             shard=message.shard, slot_bytes=message.slot_bytes, export=message.export
         )
-        if len(self._opened) == len(self._ranks) and not self._carried:
+        if len(self._opened) == len(self._ranks) and not self._carried and not self._retired:
             self._carried = True
             with self._lock:
                 self._copying.watch_servable(SERVABLE_KEPT)
@@ -123,6 +124,8 @@ class Sharing:
     def work(self) -> None:
         """Send what is to be sent, and end what is over."""
         now = self._clock()
+        if self._retired and self._carried:
+            self.close()
         with self._lock:
             if now >= self._serving.next_deadline():
                 self._serving.expire(now)
@@ -132,6 +135,18 @@ class Sharing:
             self._setup.carrier.served()
         for tell in tells:
             self._send(tell)
+
+    def retire(self) -> None:
+        """Share nothing any more: nobody else can know which weights chunks are computed with from now on.
+        From the scheduler's thread, before anything is stored again."""
+        with self._lock:
+            self._retired = True
+            self._lending.retire()
+            self._borrowing.give_up_all()
+        self._wake()
+        logger.warning(
+            "kvferry: the engine's cache was reset, so nothing is shared with other instances any more"
+        )
 
     def close(self) -> None:
         """Say goodbye to peers. Idempotent."""
@@ -207,7 +222,7 @@ class Sharing:
 
     def _send(self, tell: Tell) -> None:
         carrier = self._setup.carrier
-        if not self._carried:
+        if not self._carried or self._retired:
             # Nothing is known of others yet: whoever waits goes on at once.
             if isinstance(tell, FindHolders):
                 self.found(tell.id, ())
