@@ -328,7 +328,7 @@ def _held(*regions: _Registered) -> Iterator[None]:
 
 def _name(context: ChannelContext) -> bytes:
     """Of one rank in one epoch."""
-    return context.epoch + context.rank.to_bytes(4, "big")
+    return context.rank.to_bytes(4, "big") + context.epoch
 
 
 def make_memory_channels(
