@@ -77,7 +77,7 @@ class World:
             engine=EngineSettings(), world_size=world_size, engine_id=name, sharing=sharing
         )
         instance = self.stack.enter_context(open_fake_instance(self.folder, made))
-        wait_until(lambda: name in self.keys(), 20.0, f"{name} never came to the directory")
+        wait_until(lambda: name in self.told(), 20.0, f"{name} never came to the directory")
         return instance
 
     def told(self) -> dict[str, int]:
