@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import Any
+
 import pytest
 
 from kvferry.api import DeleteStatus, ErrorKind, KVFerryError, WriteStatus
 from kvferry.testing.conformance.keyed_subject import Workbench
-from kvferry_backend_ssd.block_io import Purpose
+from kvferry_backend_ssd.block_io import BlockIO, Purpose
+from kvferry_backend_ssd.committing import Committing
+from kvferry_backend_ssd.writing import Values
 from plugins.backend_ssd.tests.ssd_bench import MIB, Faults
 
 VALUE, HEAD, TABLE = ("write", Purpose.VALUE), ("write", Purpose.HEAD), ("write", Purpose.TABLE)
@@ -111,3 +117,36 @@ def test_uses_are_written_without_a_flush_of_their_own_while_there_is_work(
     assert changes(faults) == []
     driver.close()
     assert changes(faults) == [("write", Purpose.USES), FLUSH]
+
+
+def test_what_is_written_while_another_lane_holds_the_table_is_committed_all_the_same(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = bench.open()
+    driver.store([bench.chunk(9, 100)])
+    begun, finishing = threading.Event(), threading.Event()
+    write, write_uses = Values.write, Committing._write_uses
+
+    def late(values: Values, writings: Any) -> None:
+        begun.set()
+        assert finishing.wait(30)
+        write(values, writings)
+
+    def long(commits: Committing, io: BlockIO) -> bool:
+        if not finishing.is_set():
+            finishing.set()
+            deadline = time.monotonic() + 30
+            while not commits._waiting:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            time.sleep(0.01)  # who brought it has tried the lock
+        return write_uses(commits, io)
+
+    monkeypatch.setattr(Values, "write", late)
+    monkeypatch.setattr(Committing, "_write_uses", long)
+    ticket, spans = driver.submit_write([bench.chunk(0, 3000)])
+    assert begun.wait(30)
+    driver.close()
+    assert ticket.done
+    driver.finish(ticket, spans)
+    assert ticket.results[0].status is WriteStatus.STORED

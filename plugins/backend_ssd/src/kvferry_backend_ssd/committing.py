@@ -59,6 +59,10 @@ class Committing:
         if not (wave or self._doubtful or self._store.repairs):
             return
         self._waiting.append(wave)
+        self._commit_waiting(io)
+
+    def _commit_waiting(self, io: BlockIO) -> None:
+        """Also for who held the lock for something else: whoever came meanwhile went away again."""
         while self._waiting and self._one.acquire(blocking=False):
             try:
                 self._commit(self._gather(), io)
@@ -184,13 +188,16 @@ class Committing:
         """Put the uses of groups that changed into the file; whether there were any. They matter to the
         order of eviction alone, so nothing waits for them, and what fails is tried with the next."""
         with self._one:
-            return self._write_uses(io)
+            any_written = self._write_uses(io)
+        self._commit_waiting(io)
+        return any_written
 
     def finish(self, io: BlockIO) -> None:
         """The last that is done before the file is closed."""
         with self._one:
             if self._write_uses(io):
                 self._flush(io)
+        self._commit_waiting(io)
 
     def _write_uses(self, io: BlockIO) -> bool:
         store = self._store
