@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Iterable
 
+from kvferry_backend_ssd.block_io import Piece, Purpose, cut
 from kvferry_backend_ssd.layout import PAGE, round_up
 
 
@@ -43,5 +45,13 @@ def window(address: int, length: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * length).from_address(address)).cast("B")
 
 
-def is_aligned(address: int) -> bool:
-    return address % PAGE == 0
+def value_pieces(begin: int, address: int, size: int, direct: bool) -> Iterable[tuple[int, Piece, bool]]:
+    """A value of ``size`` bytes at ``begin`` of the file and ``address`` of memory: offset in the value,
+    piece, and whether it needs no memory of ours. Whole pages do not, unless direct I/O finds the memory at
+    an odd address; what is left of the last page always does."""
+    straight = not direct or address % PAGE == 0
+    whole = size // PAGE * PAGE
+    for piece in cut(begin, address, whole):
+        yield piece.offset - begin, piece, straight
+    if whole < size:
+        yield whole, Piece(begin + whole, 0, PAGE, Purpose.VALUE), False

@@ -8,13 +8,12 @@ from typing import NamedTuple
 from attrs import define
 
 from kvferry.api import ChunkKey, KVFerryError, ReadStatus, Span
-from kvferry_backend_ssd.block_io import BlockIO, Piece, Purpose, cut
-from kvferry_backend_ssd.bounce import Bounce, is_aligned
+from kvferry_backend_ssd.block_io import BlockIO, Piece
+from kvferry_backend_ssd.bounce import Bounce, value_pieces
 from kvferry_backend_ssd.entry import checksum
 from kvferry_backend_ssd.faults import fault, os_error, told_as
 from kvferry_backend_ssd.index import Place
 from kvferry_backend_ssd.jobs import Item, Queue
-from kvferry_backend_ssd.layout import PAGE
 from kvferry_backend_ssd.recovery import load_once
 from kvferry_backend_ssd.store import Store
 
@@ -140,15 +139,8 @@ class ReadLane:
         self._run(waiting)
 
     def _pieces(self, reading: _Reading) -> Iterable[tuple[int, Piece, bool]]:
-        """Offset in the value, piece, and whether it goes right into the span. Whole pages do, unless
-        direct I/O finds the span at an odd address; what is left of the last page never does."""
         begin, size = self._where(reading.place)
-        straight = is_aligned(reading.address) or not self._store.file.direct
-        whole = size // PAGE * PAGE
-        for piece in cut(begin, reading.address, whole):
-            yield piece.offset - begin, piece, straight
-        if whole < size:
-            yield whole, Piece(begin + whole, 0, PAGE, Purpose.VALUE), False
+        return value_pieces(begin, reading.address, size, self._store.file.direct)
 
     def _where(self, place: Place) -> tuple[int, int]:
         """Offset and length of a value in the file."""

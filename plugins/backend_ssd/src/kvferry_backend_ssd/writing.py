@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from attrs import define, field
 
 from kvferry.api import ChunkHeader, ErrorKind, KVFerryError
-from kvferry_backend_ssd.block_io import BlockIO, Piece, Purpose, cut
-from kvferry_backend_ssd.bounce import Bounce, is_aligned
+from kvferry_backend_ssd.block_io import BlockIO, Piece, Purpose
+from kvferry_backend_ssd.bounce import Bounce, value_pieces
 from kvferry_backend_ssd.entry import HEADER_ROOM, Entry, checksum, head_bytes
 from kvferry_backend_ssd.faults import short_write
 from kvferry_backend_ssd.index import Place
@@ -156,15 +156,8 @@ class Values:
         outgoing.go()
 
     def _pieces(self, writing: Writing) -> Iterable[tuple[int, Piece, bool]]:
-        """Offset in the value, piece, and whether it goes right out of the span: whole pages do, unless
-        direct I/O finds the span at an odd address."""
         begin = self._store.file.layout.slot_at(writing.slot) + writing.head_bytes
-        straight = is_aligned(writing.address) or not self._store.file.direct
-        whole = writing.header.size // PAGE * PAGE
-        for piece in cut(begin, writing.address, whole):
-            yield piece.offset - begin, piece, straight
-        if whole < writing.header.size:
-            yield whole, Piece(begin + whole, 0, PAGE, Purpose.VALUE), False
+        return value_pieces(begin, writing.address, writing.header.size, self._store.file.direct)
 
 
 class Entries:
