@@ -47,8 +47,8 @@ def window(address: int, length: int) -> memoryview:
 
 def value_pieces(begin: int, address: int, size: int, direct: bool) -> Iterable[tuple[int, Piece, bool]]:
     """A value of ``size`` bytes at ``begin`` of the file and ``address`` of memory: offset in the value,
-    piece, and whether it needs no memory of ours. Whole pages do not, unless direct I/O finds the memory at an
-    odd address; what is left of the last page always does."""
+    piece, and whether it needs no memory of ours. Whole pages do not, unless direct I/O finds the memory at
+    an odd address; what is left of the last page always does."""
     straight = not direct or address % PAGE == 0
     whole = size // PAGE * PAGE
     for piece in cut(begin, address, whole):
