@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -52,15 +53,16 @@ def client(proxy: TCPProxy) -> Iterator[socket.socket]:
 
 
 def answer(sock: socket.socket) -> bytes:
-    """What comes back of the data, until the end or a reset."""
-    sock.sendall(DATA)
-    sock.shutdown(socket.SHUT_WR)
+    """What comes back of the data, until the end or a reset, which may come before all is sent."""
     found = bytearray()
     try:
+        sock.sendall(DATA)
+        sock.shutdown(socket.SHUT_WR)
         while data := sock.recv(4096):
             found += data
-    except ConnectionResetError:
-        pass
+    except OSError as error:
+        if error.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
+            raise
     return bytes(found)
 
 
