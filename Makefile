@@ -4,7 +4,7 @@ VENV := .venv
 VLLM023_VENV := .venv-vllm-023
 CORE_VENV := .venv-core
 PACKAGES := -e core -e plugins/backend_cpu -e plugins/backend_ssd -e plugins/eviction_policies -e plugins/transport_tcp \
-	-e plugins/transport_local -e plugins/sharing_p2p -e plugins/connector_vllm
+	-e plugins/transport_local -e plugins/sharing_p2p -e plugins/host_staging -e plugins/connector_vllm
 MANIFESTS := pyproject.toml requirements/engine.txt $(wildcard core/pyproject.toml csrc/pyproject.toml plugins/*/pyproject.toml)
 NATIVE := $(wildcard csrc/CMakeLists.txt csrc/src/*.cc csrc/src/*.cpp csrc/src/*/*.py csrc/include/*.h)
 SEED ?= 1
@@ -13,7 +13,7 @@ EVENTS ?= 1000000
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: demo demo-ssd test test-core test-vllm-023 check format docs bench simulate mutants clean
+.PHONY: demo demo-ssd demo-p2p test test-core test-vllm-023 check format docs bench simulate simulate-fleet mutants clean
 
 demo: $(VENV)/.engine
 	$(VENV)/bin/python -m tests.demo
@@ -21,6 +21,10 @@ demo: $(VENV)/.engine
 # A cache on an SSD that outlives the engine, and a kill -9 while it writes.
 demo-ssd: $(VENV)/.engine
 	$(VENV)/bin/python -m tests.demo_ssd
+
+# A controller and two engines: one answers out of the other's memory.
+demo-p2p: $(VENV)/.engine
+	$(VENV)/bin/python -m tests.demo_p2p
 
 test: $(VENV)/.engine
 	$(VENV)/bin/python -m pytest
@@ -48,9 +52,14 @@ docs: $(CORE_VENV)/.core
 simulate: $(CORE_VENV)/.core
 	$(CORE_VENV)/bin/python -m tests.simulation --seed $(SEED) --events $(EVENTS)
 
+# Several instances that read from each other.
+simulate-fleet: $(CORE_VENV)/.core
+	$(CORE_VENV)/bin/python -m tests.simulation.fleet_runs --seed $(SEED) --events $(EVENTS)
+
 # Small mistakes in a copy of the control plane: the simulation must catch each.
 mutants: $(CORE_VENV)/.core
 	$(CORE_VENV)/bin/python -m tests.simulation.mutants
+	$(CORE_VENV)/bin/python -m tests.simulation.fleet_mutants
 
 bench: $(VENV)/.engine
 	$(VENV)/bin/python -m tests.bench

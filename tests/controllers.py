@@ -31,6 +31,13 @@ def running_controller() -> Iterator[str]:
 
 def keys_told(url: str) -> dict[str, int]:
     """How many keys the directory there has of each instance."""
-    command = [sys.executable, "-m", "kvferry.cli.main", "controller", "status", "--url", url, "--json"]
+    return {
+        each["instance"]: each["keys"] for each in json.loads(controller_status(url, "--json"))["instances"]
+    }
+
+
+def controller_status(url: str, *words: str) -> str:
+    """What ``kvferry controller status`` prints of the one there."""
+    command = [sys.executable, "-m", "kvferry.cli.main", "controller", "status", "--url", url, *words]
     told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=END_SECONDS)
-    return {each["instance"]: each["keys"] for each in json.loads(told.stdout)["instances"]}
+    return told.stdout.strip()

@@ -1,6 +1,7 @@
 """``make bench``: runs every bench, shows each figure with its target, and writes them to a file.
 
-``--only NAME`` (may be repeated) runs some of them; ``--output FILE`` names the file.
+``--only NAME`` (may be repeated) runs some of them; ``--output FILE`` names the file. ``--cache FOLDER`` is
+where packages of other projects are installed once, each in an environment of its own, for comparisons.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench.environments import CACHE
 from tests.bench.figures import FIGURES, Figure, Goal, Verdict
 from tests.engines import REPOSITORY, vllm_missing
 
@@ -35,20 +37,32 @@ BENCHES: Mapping[str, str] = {
     "directory_socket": "tests.bench.directory_socket",
     "local_channel": "tests.bench.local_channel",
     "tcp_channel": "tests.bench.tcp_channel",
+    "staging_copy": "tests.bench.staging_copy",
+    "delayed_pull": "tests.bench.delayed_pull",
+    "p2p_lookup": "tests.bench.p2p_lookup",
     "disk": "tests.bench.disk",
     "ttft": "tests.bench.ttft",
     "throughput": "tests.bench.throughput",
     "ssd_engine": "tests.bench.ssd_engine",
+    "p2p_serving": "tests.bench.p2p_serving",
+    "p2p_ttft": "tests.bench.p2p_ttft",
 }
+TAKE: Mapping[str, Sequence[str]] = {
+    "local_channel": ("cache",),
+    "tcp_channel": ("cache",),
+    "p2p_ttft": ("cache", "modes"),
+}
+"""Options of this command that a bench is given."""
 BUSY_LOAD = 0.7
 """Above this, others take processor time that engines want: their threads wait for each other."""
-NEED_ENGINE = {"ttft", "throughput", "ssd_engine"}
+NEED_ENGINE = {"ttft", "throughput", "ssd_engine", "p2p_serving", "p2p_ttft"}
 PACKAGES = (
     "kvferry",
     "kvferry-native",
     "kvferry-backend-cpu",
     "kvferry-backend-ssd",
     "kvferry-eviction-policies",
+    "kvferry-host-staging",
     "kvferry-sharing-p2p",
     "kvferry-transport-local",
     "kvferry-transport-tcp",
@@ -63,6 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--only", action="append", choices=list(BENCHES), metavar="NAME")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench-results.json")
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="FOLDER")
+    parser.add_argument(
+        "--modes",
+        type=lambda text: tuple(text.split(",")),
+        default=("eager",),
+        metavar="MODES",
+        help="how p2p_ttft reads from peers: eager, delayed, or both with a comma between them",
+    )
     parsed = parser.parse_args(arguments)
     console = Console()
     record: dict[str, Any] = {
@@ -84,7 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         began = time.monotonic()
         with console.status(f"{name} ..."):
-            result = importlib.import_module(BENCHES[name]).run()
+            options = {option: getattr(parsed, option) for option in TAKE.get(name, ())}
+            result = importlib.import_module(BENCHES[name]).run(**options)
         figures = [figure for figure in FIGURES if figure.bench == name]
         record["benches"][name] = {"seconds": time.monotonic() - began, "result": result}
         record["figures"] += [_as_json(figure, result) for figure in figures]

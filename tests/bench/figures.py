@@ -2,55 +2,12 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from attrs import frozen
+from tests.bench.figure import Figure, Goal, Verdict
+from tests.bench.p2p_figures import CHANNELS, P2P
 
-
-class Goal(enum.Enum):
-    AT_LEAST = "≥"
-    AT_MOST = "≤"
-    NONE = ""
-    """Shown for comparison only."""
-
-
-class Verdict(enum.Enum):
-    MET = "met"
-    MISSED = "missed"
-    SHOWN = ""
-    ABSENT = "absent"
-    """The bench did not measure it, for example without the native extension."""
-
-
-@frozen(kw_only=True)
-class Figure:
-    """One number of a bench's result: ``path`` leads to it through nested mappings."""
-
-    bench: str
-    name: str
-    path: Sequence[str]
-    unit: str = ""
-    goal: Goal = Goal.NONE
-    target: float = 0.0
-
-    def value(self, result: Mapping[str, Any]) -> float | None:
-        """The number, or None when the result does not hold it."""
-        found: Any = result
-        for key in self.path:
-            if not isinstance(found, Mapping) or key not in found:
-                return None
-            found = found[key]
-        return float(found)
-
-    def verdict(self, value: float | None) -> Verdict:
-        if value is None:
-            return Verdict.ABSENT
-        if self.goal is Goal.NONE:
-            return Verdict.SHOWN
-        met = value >= self.target if self.goal is Goal.AT_LEAST else value <= self.target
-        return Verdict.MET if met else Verdict.MISSED
+__all__ = ["DISK", "FIGURES", "Figure", "Goal", "Verdict"]
 
 
 def _copy(direction: str, page: str, target: float) -> Figure:
@@ -113,45 +70,9 @@ DISK: Sequence[Figure] = (
 )
 
 
-def _local(mechanism: str, verb: str, threads: int, target: float) -> Figure:
-    row = f"{mechanism} {verb}, {threads} threads"
-    return Figure(
-        bench="local_channel",
-        name=f"local channel, {row}, to memcpy",
-        path=(row, "to memcpy"),
-        goal=Goal.AT_LEAST,
-        target=target,
-    )
-
-
-def _tcp(verb: str) -> Figure:
-    row = f"{verb}, 4 connections"
-    return Figure(
-        bench="tcp_channel",
-        name=f"TCP channel over loopback, {row}, to bare sockets",
-        path=(row, "to bare sockets"),
-        goal=Goal.AT_LEAST,
-        target=0.9,
-    )
-
-
-CHANNELS: Sequence[Figure] = (
-    *(
-        _local(mechanism, verb, threads, target)
-        for threads in (1, 2)
-        for mechanism, verb, target in (
-            ("mapped", "read", 0.8),
-            ("mapped", "write", 0.8),
-            ("cross-process", "read", 0.8),
-            ("cross-process", "write", 0.6),
-        )
-    ),
-    _tcp("read"),
-    _tcp("write"),
-)
-
 FIGURES: Sequence[Figure] = (
     *CHANNELS,
+    *P2P,
     Figure(
         bench="directory_socket",
         name="controller with a million keys: finding 512, there and back",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.bench import environments
 
 LMCACHE = "lmcache==0.5.6"
 NEEDS = (
@@ -23,7 +23,6 @@ NEEDS = (
 """What its storage layer imports beside what vLLM brings. Its own list wants other versions of much that is
 here, and CUDA; so it is installed without that list."""
 PROGRAM = Path(__file__).with_name("lmcache_program.py")
-INSTALL_SECONDS = 600.0
 
 
 class LMCacheMissing(Exception):
@@ -35,27 +34,13 @@ def make_environment(folder: Path) -> Path:
 
     Raises :class:`LMCacheMissing`.
     """
-    python = folder / "bin" / "python"
-    commands = [
-        [sys.executable, "-m", "venv", "--without-pip", str(folder)],
-        [str(python), "-m", "pip", "install", "-q", "--no-deps", LMCACHE],
-        [str(python), "-m", "pip", "install", "-q", *NEEDS],
-        [str(python), "-c", "import lmcache.v1.storage_backend.storage_manager"],
-    ]
-    for number, command in enumerate(commands):
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=INSTALL_SECONDS
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise LMCacheMissing(f"{' '.join(command)}: {error}") from error
-        if done.returncode != 0:
-            last = (done.stderr.strip() or "it failed").splitlines()[-1]
-            raise LMCacheMissing(f"{' '.join(command[1:])}: {last}")
-        if number == 0:
-            packages = next(folder.glob("lib/python*/site-packages"))
-            (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
+    installs = [["--no-deps", LMCACHE], list(NEEDS)]
+    try:
+        return environments.make_environment(
+            folder, installs, "import lmcache.v1.storage_backend.storage_manager"
+        )
+    except environments.PackageMissing as missing:
+        raise LMCacheMissing(str(missing)) from missing
 
 
 class LMCacheDisk:

@@ -4,27 +4,33 @@ Run ``python -m tests.bench.local_channel``. The peer is a process of its own. C
 and who begins changes from round to round; a ratio is the median over the rounds. Both have the same number
 of threads, one and two. The memory is larger than the caches, and all of it was touched before: memory files
 where it is mapped, and memory without one, as NumPy and torch allocate it, where it is read across processes.
+
+NIXL's UCX backend moves the same spans in the same order between two processes of its own, in turns with the
+channel on one thread. It is installed into an environment of its own, once.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import os
-import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvferry.api import ChannelContext, Region, RemoteOp, Span
 from kvferry.data.mapping import create_region, region_view
+from tests.bench.environments import CACHE, PackageMissing
+from tests.bench.memcpy import memcpy
+from tests.bench.transfer_engines import NIXL, moving
+from tests.bench.turns import Run, gigabytes_per_second, speedup, take_turns, timed
 
 SPAN_BYTES = 1 << 20
 TOTAL_BYTES = 256 << 20
@@ -33,11 +39,10 @@ SECONDS = 60.0
 NAME = "memory"
 MECHANISMS = ("mapped", "cross-process")
 
-Run = Callable[[], None]
 
-
-def run() -> dict[str, Any]:
-    """By row ``<mechanism> <verb>, <n> threads``: GB/s of the channel and of memcpy, and the median ratio.
+def run(cache: Path = CACHE) -> dict[str, Any]:
+    """By row ``<mechanism> <verb>, <n> threads``: GB/s of the channel and of memcpy, and the median ratio;
+    in rows ``<verb> beside NIXL`` both mechanisms and NIXL, which is installed below ``cache``.
     ``left_out`` says what was not measured and why."""
     if importlib.util.find_spec("kvferry_transport_local") is None:
         return {"left_out": {"everything": "kvferry-transport-local is not installed"}}
@@ -51,18 +56,55 @@ def run() -> dict[str, Any]:
         for mechanism in MECHANISMS:
             for verb in ("read", "write"):
                 results[f"{mechanism} {verb}, {threads} threads"] = _compare(mechanism, verb, threads)
+    try:
+        results |= _beside_nixl(cache)
+    except PackageMissing as missing:
+        results["left_out"]["NIXL"] = str(missing)
+    return results
+
+
+def _beside_nixl(cache: Path) -> dict[str, dict[str, float]]:
+    order = _order()
+    results = {}
+    with ExitStack() as stack:
+        nixl = stack.enter_context(moving(NIXL, cache, TOTAL_BYTES, SPAN_BYTES))
+        exports = {each: stack.enter_context(_peer(each, 1)) for each in MECHANISMS}
+        memories = {each: stack.enter_context(_memory(each, 1)) for each in MECHANISMS}
+        for verb in ("read", "write"):
+            with ExitStack() as turn:
+                ours = {
+                    each: timed(
+                        turn.enter_context(_moves(each, verb, 1, exports[each], memories[each], order))
+                    )
+                    for each in MECHANISMS
+                }
+                seconds = take_turns({**ours, "NIXL": partial(nixl.move, verb)}, ROUNDS)
+            results[f"{verb} beside NIXL"] = {
+                **gigabytes_per_second(seconds, TOTAL_BYTES),
+                **{f"{each} to NIXL": speedup(seconds, each, "NIXL") for each in MECHANISMS},
+            }
     return results
 
 
 def _compare(mechanism: str, verb: str, threads: int) -> dict[str, float]:
-    order = np.random.default_rng(5).permutation(TOTAL_BYTES // SPAN_BYTES).tolist()
+    order = _order()
     with (
         _peer(mechanism, threads) as export,
         _memory(mechanism, 1) as ours,
         _memory(mechanism, 2) as theirs,
         _moves(mechanism, verb, threads, export, ours, order) as move,
     ):
-        return _take_turns(move, _memcpy(ours, theirs, order, threads))
+        runs = {"channel": timed(move), "memcpy": timed(_memcpy(ours, theirs, order, threads))}
+        seconds = take_turns(runs, ROUNDS)
+        return {
+            **gigabytes_per_second(seconds, TOTAL_BYTES),
+            "to memcpy": speedup(seconds, "channel", "memcpy"),
+        }
+
+
+def _order() -> list[int]:
+    order: list[int] = np.random.default_rng(5).permutation(TOTAL_BYTES // SPAN_BYTES).tolist()
+    return order
 
 
 @contextmanager
@@ -76,46 +118,12 @@ def _memory(mechanism: str, byte: int) -> Iterator[Region]:
         yield file.region
 
 
-def _take_turns(move: Run, copy: Run) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {"channel": [], "memcpy": []}
-    runs = {"channel": move, "memcpy": copy}
-    for name in runs:  # page tables, threads, caches
-        runs[name]()
-    for turn in range(ROUNDS):
-        for name in sorted(runs, reverse=turn % 2 == 1):
-            began = time.perf_counter()
-            runs[name]()
-            seconds[name].append(time.perf_counter() - began)
-    ratios = [there / here for here, there in zip(seconds["channel"], seconds["memcpy"], strict=True)]
-    figures = {f"{name} GB/s": TOTAL_BYTES / statistics.median(each) / 1e9 for name, each in seconds.items()}
-    return {**figures, "to memcpy": statistics.median(ratios)}
-
-
 def _memcpy(to: Region, source: Region, order: list[int], threads: int) -> Run:
-    """The C library's, span by span, without the interpreter's lock."""
-    move = ctypes.CDLL(None).memmove
-    move.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-    def share(spans: list[tuple[int, int]]) -> None:
-        for target, origin in spans:
-            move(target, origin, SPAN_BYTES)
-
-    spans = [
-        (to.address + number * SPAN_BYTES, source.address + place * SPAN_BYTES)
+    copies = [
+        (to.address + number * SPAN_BYTES, source.address + place * SPAN_BYTES, SPAN_BYTES)
         for number, place in enumerate(order)
     ]
-
-    def run_once() -> None:
-        helpers = [
-            threading.Thread(target=share, args=(spans[number::threads],)) for number in range(1, threads)
-        ]
-        for helper in helpers:
-            helper.start()
-        share(spans[0::threads])
-        for helper in helpers:
-            helper.join()
-
-    return run_once
+    return memcpy(copies, threads)
 
 
 @contextmanager

@@ -4,6 +4,10 @@ Run ``python -m tests.bench.tcp_channel``. The peer is a process of its own. The
 with ``sendall`` and ``recv_into`` alone, over as many connections, each with a thread on both sides. Channel
 and baseline take turns, and who begins changes from round to round; a ratio is the median over the rounds.
 Also the time of a single small read, and operations per second of a large batch of them.
+
+Mooncake's TCP transfer engine and NIXL's UCX backend over TCP move the same spans in the same order between
+two processes of their own each, in turns with the channel. They are installed into environments of their own,
+once.
 """
 
 from __future__ import annotations
@@ -18,14 +22,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvferry.api import Channel, ChannelContext, Connection, Region, RemoteOp, Span
 from kvferry.data.mapping import MappedRegion, create_region, region_view
+from tests.bench.environments import CACHE, PackageMissing
+from tests.bench.transfer_engines import MOONCAKE, NIXL_TCP, Moving, moving
+from tests.bench.turns import Run, gigabytes_per_second, speedup, take_turns, timed
 
 SPAN_BYTES = 1 << 20
 TOTAL_BYTES = 128 << 20
@@ -36,43 +45,52 @@ LANES = (1, 2, 4)
 SECONDS = 60.0
 NAME = "memory"
 
-Run = Callable[[], None]
 _COMMAND = struct.Struct("<BI")
 """What the bare peer is asked for: 1 to send, 0 to receive; the first span."""
 
 
-def run(lanes: tuple[int, ...] = LANES, rounds: int = ROUNDS) -> dict[str, Any]:
-    """By row ``<verb>, <n> connections``: GB/s of channel and bare sockets, and the median ratio.
-    ``left_out`` says what was not measured and why."""
+def run(lanes: tuple[int, ...] = LANES, rounds: int = ROUNDS, cache: Path = CACHE) -> dict[str, Any]:
+    """By row ``<verb>, <n> connections``: GB/s of channel and bare sockets, and the median ratio; in rows
+    ``<verb> beside other engines`` those, which are installed below ``cache``. ``left_out`` says what was not
+    measured and why."""
     if importlib.util.find_spec("kvferry_transport_tcp") is None:
         return {"left_out": {"everything": "kvferry-transport-tcp is not installed"}}
     results: dict[str, Any] = {"left_out": {}}
     for count in lanes:
         with _sides(count) as (channel, connection, memory, bare):
             for verb in ("read", "write"):
-                results[f"{verb}, {count} connections"] = _take_turns(
-                    {
-                        "channel": _large(channel, connection, verb),
-                        "bare": _bare(bare, verb, memory),
-                    },
-                    rounds,
-                )
+                runs = {
+                    "channel": timed(_large(channel, connection, verb)),
+                    "bare": timed(_bare(bare, verb, memory)),
+                }
+                seconds = take_turns(runs, rounds)
+                results[f"{verb}, {count} connections"] = {
+                    **gigabytes_per_second(seconds, TOTAL_BYTES),
+                    "to bare sockets": speedup(seconds, "channel", "bare"),
+                }
             results[f"small, {count} connections"] = _small(channel, connection)
+    return _beside_other_engines(results, lanes[-1], rounds, cache)
+
+
+def _beside_other_engines(results: dict[str, Any], lanes: int, rounds: int, cache: Path) -> dict[str, Any]:
+    with ExitStack() as stack:
+        engines: dict[str, Moving] = {}
+        for name, engine in (("Mooncake", MOONCAKE), ("NIXL", NIXL_TCP)):
+            try:
+                engines[name] = stack.enter_context(moving(engine, cache, TOTAL_BYTES, SPAN_BYTES))
+            except PackageMissing as missing:
+                results["left_out"][name] = str(missing)
+        if not engines:
+            return results
+        channel, connection, _, _ = stack.enter_context(_sides(lanes))
+        for verb in ("read", "write"):
+            runs = {name: partial(engine.move, verb) for name, engine in engines.items()}
+            seconds = take_turns({"channel": timed(_large(channel, connection, verb)), **runs}, rounds)
+            results[f"{verb} beside other engines"] = {
+                **gigabytes_per_second(seconds, TOTAL_BYTES),
+                **{f"to {name}": speedup(seconds, "channel", name) for name in engines},
+            }
     return results
-
-
-def _take_turns(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for run_once in runs.values():  # page tables, threads, windows of TCP
-        run_once()
-    for turn in range(rounds):
-        for name in sorted(runs, reverse=turn % 2 == 1):
-            began = time.perf_counter()
-            runs[name]()
-            seconds[name].append(time.perf_counter() - began)
-    figures = {f"{name} GB/s": TOTAL_BYTES / statistics.median(each) / 1e9 for name, each in seconds.items()}
-    ratios = [bare / ours for ours, bare in zip(seconds["channel"], seconds["bare"], strict=True)]
-    return {**figures, "to bare sockets": statistics.median(ratios)}
 
 
 def _large(channel: Channel, connection: Connection, verb: str) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -45,13 +46,14 @@ class Stage:
     def engine(self, name: str, **config: Any) -> Engine:
         """An engine that is not open yet; ``config`` is for :func:`tests.engines.write_config`."""
         self._progress.update(self._task, description=f"starting vLLM ({name})")
+        slug = re.sub("[^a-z0-9]+", "-", name.lower())
         file = write_config(
-            FOLDER / "kvferry.yaml", runtime_dir=self.runtime_dir, chunk_tokens=CHUNK_TOKENS, **config
+            FOLDER / f"{slug}.yaml", runtime_dir=self.runtime_dir, chunk_tokens=CHUNK_TOKENS, **config
         )
         return Engine(
             engine_arguments(self._model, kv_transfer_config=KV_TRANSFER),
             engine_environment(KVFERRY_CONFIG=str(file)),
-            FOLDER / f"engine-{name.replace(' ', '-')}.log",
+            FOLDER / f"engine-{slug}.log",
         )
 
     def step(self, text: str) -> Step:

@@ -1,3 +1,3 @@
 """The author's own tests run in the author's environment, not in ours."""
 
-collect_ignore = ["acme_lmdb"]
+collect_ignore = ["acme_lmdb", "acme_socket"]

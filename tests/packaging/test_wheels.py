@@ -22,6 +22,7 @@ SOURCES = {
     "kvferry_transport_tcp": "plugins/transport_tcp",
     "kvferry_transport_local": "plugins/transport_local",
     "kvferry_sharing_p2p": "plugins/sharing_p2p",
+    "kvferry_host_staging": "plugins/host_staging",
 }
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -86,7 +87,9 @@ def start_far(channel: str) -> Iterator[Callable[[int], Far]]:
 
 def pull(near: PeerWorker, number: int, far: Far, seconds: float = LONG) -> OrderDone:
     """A whole chunk and a tail into slots with a hole between them."""
-    chunks = PullChunks(number, PEER, far.epoch, (b"a", b"b"), (CHUNK, 2 * BLOCK), (6, 1), (0, 3), seconds)
+    chunks = PullChunks(
+        number, PEER, far.epoch, (b"a", b"b"), (CHUNK, 2 * BLOCK), (6, 1), (0, 3), time.monotonic() + seconds
+    )
     near.post(chunks)
     done = near.hear(OrderDone, number)
     assert done.id == number

@@ -28,11 +28,16 @@ channel: {{use: {channel}}}
 lookup: {{use: controller, url: "{url}"}}
 p2p: {{use: p2p}}
 """
+STAGED = (
+    CONFIG.replace("sharing_p2p]", "sharing_p2p, host_staging]") + "staging: {{use: host, capacity: 64KiB}}\n"
+)
 
 
-def open_engine(stack: ExitStack, folder: Path, name: str, channel: str, url: str) -> ConfiguredEngine:
+def open_engine(
+    stack: ExitStack, folder: Path, name: str, channel: str, url: str, config: str = CONFIG
+) -> ConfiguredEngine:
     file = folder / f"{name}.yaml"
-    file.write_text(CONFIG.format(channel=channel, name=name, folder=folder, url=url))
+    file.write_text(config.format(channel=channel, name=name, folder=folder, url=url))
     prepared = prepare(ConfigSources(file=file, environment={}, overrides={}), HostEnvironment(variables={}))
     # Without a prefix cache of its own, so that everything is restored from the tier.
     return stack.enter_context(
@@ -54,13 +59,34 @@ def test_an_engine_answers_from_the_memory_of_another(channel: str) -> None:
         far = open_engine(stack, Path(name), "far", channel, url)
         tokens = [7 * number for number in range(4 * CHUNK + 1)]
         assert serve(far, tokens) == []
-        hits: list[int] = []
+        assert found_at_a_peer(near, tokens) == [4 * CHUNK]
 
-        def found() -> bool:
-            # What was computed is told in batches: the directory may not have it yet.
-            near.scheduler._manager.clear()
-            hits[:] = serve(near, tokens)
-            return bool(hits)
 
-        wait_until(found, 20.0, "a hit at a peer")
-        assert hits == [4 * CHUNK]
+def found_at_a_peer(near: ConfiguredEngine, tokens: list[int]) -> list[int]:
+    """What it hits once it hits anything."""
+    hits: list[int] = []
+
+    def found() -> bool:
+        # What was computed is told in batches: the directory may not have it yet.
+        near.scheduler._manager.clear()
+        hits[:] = serve(near, tokens)
+        return bool(hits)
+
+    wait_until(found, 20.0, "a hit at a peer")
+    return hits
+
+
+@pytest.mark.parametrize("channel", ["tcp", "local"])
+def test_an_engine_answers_from_the_staging_of_another(channel: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvf") as name, running_controller() as url, ExitStack() as stack:
+        near = open_engine(stack, Path(name), "near", channel, url)
+        far = open_engine(stack, Path(name), "far", channel, url, STAGED)
+        assert far.scheduler.sharing is not None
+        serving = far.scheduler.sharing.serving
+        for turn in range(3):  # slots of the staging are used again
+            tokens = [7 * number + turn for number in range(4 * CHUNK + 1)]
+            assert serve(far, tokens) == []
+            assert found_at_a_peer(near, tokens) == [4 * CHUNK]
+            wait_until(lambda: serving.leases == 0, 20.0, "a lease that nobody gave back")
+        assert serving.counts["staged"] == 12
+        serving.check()

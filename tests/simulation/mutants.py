@@ -31,6 +31,7 @@ MOST_EVENTS = 200_000
 """Within so many events each mutant is caught."""
 MOST_CPU_SECONDS = 120
 """Ten times what so many events take: a mutant that needs more never ends."""
+PROGRAM = "tests.simulation"
 
 
 @frozen
@@ -202,14 +203,15 @@ MUTANTS = (
     ),
     Mutant(
         "a request forgets to give its match back",
-        "runtime/scheduler.py",
+        "runtime/loads.py",
         "        with self._lock:\n            self._manager.release(state.lease)\n",
         "",
     ),
     Mutant(
         "an ended request's matches stay",
         "runtime/scheduler.py",
-        "        self._give_back(state)\n"
+        "        self._loads.give_back(state)\n"
+        "        self._loads.drop_loan(state)\n"
         "        with self._lock:\n"
         "            self._manager.release_owner(request_id, keep_writes=True)\n",
         "",
@@ -386,8 +388,8 @@ MUTANTS = (
     ),
     Mutant(
         "a fetch of one rank stands for all",
-        "runtime/lower_tiers.py",
-        "        if order.waiting:\n            return\n",
+        "runtime/orders_of_all.py",
+        "        if order.waiting:\n            return None\n",
         "",
     ),
     Mutant(
@@ -427,8 +429,10 @@ class Outcome:
     check: str
 
 
-def judge(mutant: Mutant, events: int = MOST_EVENTS, package: Path = PACKAGE) -> Outcome:
-    """Run the simulation over a copy of the package that makes one mistake.
+def judge(
+    mutant: Mutant, events: int = MOST_EVENTS, package: Path = PACKAGE, program: str = PROGRAM
+) -> Outcome:
+    """Run a simulation, the module ``program``, over a copy of the package that makes one mistake.
 
     Raises ``ValueError`` when the mistake cannot be made because the code is another one by now, and
     ``RuntimeError`` when the simulation did not run over the copy.
@@ -437,7 +441,7 @@ def judge(mutant: Mutant, events: int = MOST_EVENTS, package: Path = PACKAGE) ->
         copy = Path(folder) / "kvferry"
         shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
         mutate(copy, mutant)
-        return _simulate(mutant, Path(folder), events)
+        return _simulate(mutant, Path(folder), events, program)
 
 
 def mutate(package: Path, mutant: Mutant) -> None:
@@ -449,9 +453,9 @@ def mutate(package: Path, mutant: Mutant) -> None:
     file.write_text(text.replace(mutant.old, mutant.new))
 
 
-def _simulate(mutant: Mutant, folder: Path, events: int) -> Outcome:
+def _simulate(mutant: Mutant, folder: Path, events: int, program: str) -> Outcome:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(REPOSITORY)))}
-    command = [sys.executable, "-m", "tests.simulation", "--json", "--events", str(events)]
+    command = [sys.executable, "-m", program, "--json", "--events", str(events)]
     command += ["--cpu-seconds", str(MOST_CPU_SECONDS)]
     done = subprocess.run(
         command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
@@ -466,10 +470,12 @@ def _simulate(mutant: Mutant, folder: Path, events: int) -> Outcome:
     return Outcome(mutant, told["events"], told["check"] or "")
 
 
-def judge_all(mutants: Sequence[Mutant], events: int = MOST_EVENTS) -> Iterator[Outcome]:
+def judge_all(
+    mutants: Sequence[Mutant], events: int = MOST_EVENTS, program: str = PROGRAM
+) -> Iterator[Outcome]:
     """In the order of ``mutants``; as many at a time as there are processors."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from pool.map(lambda mutant: judge(mutant, events), mutants)
+        yield from pool.map(lambda mutant: judge(mutant, events, program=program), mutants)
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
@@ -480,20 +486,22 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     return shown
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, mutants: Sequence[Mutant] = MUTANTS, program: str = PROGRAM
+) -> int:
     """0 when every mutant was caught, and the simulation finds nothing where there is no mistake."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__)
-    parser.add_argument("--only", action="append", choices=[m.name for m in MUTANTS], metavar="NAME")
+    parser.add_argument("--only", action="append", choices=[m.name for m in mutants], metavar="NAME")
     parser.add_argument("--events", type=int, default=MOST_EVENTS)
     parsed = parser.parse_args(arguments)
-    chosen = [mutant for mutant in MUTANTS if not parsed.only or mutant.name in parsed.only]
+    chosen = [mutant for mutant in mutants if not parsed.only or mutant.name in parsed.only]
     sound = Mutant("no mistake at all", "__init__.py", "", "")
     with tempfile.TemporaryDirectory(prefix="kvferry-mutant-") as folder:
         shutil.copytree(PACKAGE, Path(folder) / "kvferry", ignore=shutil.ignore_patterns("__pycache__"))
-        control = _simulate(sound, Path(folder), parsed.events)
+        control = _simulate(sound, Path(folder), parsed.events, program)
     console = Console()
     outcomes = []
-    for outcome in judge_all(chosen, parsed.events):
+    for outcome in judge_all(chosen, parsed.events, program):
         console.print(f"{outcome.mutant.name}: {outcome.check or 'not caught'}")
         outcomes.append(outcome)
     console.print(table(outcomes))

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
+from typing import Protocol
 
 from attrs import define, field, frozen
 
 from kvferry.config import StoreWhen
 from kvferry.runtime.requests import LoadMode
 from tests.simulation.coverage import Coverage, lines
-from tests.simulation.events import SimulationFailure
+from tests.simulation.events import EventLoop, SimulationFailure
 from tests.simulation.tiers import TierSize
 from tests.simulation.world import Settings, World
 
@@ -31,10 +32,11 @@ class Failure:
     check: str
     what: str
     last: tuple[str, ...]
+    target: str = "simulate"
 
     @property
     def command(self) -> str:
-        return f"make simulate SEED={self.seed} EVENTS={self.events}"
+        return f"make {self.target} SEED={self.seed} EVENTS={self.events}"
 
     def __str__(self) -> str:
         shown = "\n".join(f"  {line}" for line in self.last)
@@ -44,6 +46,22 @@ class Failure:
             f"Broken after {self.events:,} events: {self.check}\n"
             f"Repeat it with: {self.command}"
         )
+
+
+class AnyWorld(Protocol):
+    """Whatever events happen to. ``target`` is what ``make`` calls it."""
+
+    target: str
+    loop: EventLoop
+    coverage: Coverage
+
+    def run(self, events: int) -> None:
+        """Let so many events happen. Raises :class:`SimulationFailure` at the first that must not."""
+        ...
+
+    def drain(self) -> None:
+        """Let everything come to its end."""
+        ...
 
 
 @define
@@ -69,7 +87,7 @@ class Report:
     def share_of_faults(self) -> float:
         return sum(self.faults.values()) / max(1, self.events)
 
-    def add(self, world: World) -> None:
+    def add(self, world: AnyWorld) -> None:
         self.events += world.loop.count
         self.virtual_seconds += world.loop.now
         self.kinds += world.loop.kinds
@@ -117,7 +135,7 @@ def _tier_of(random: Random) -> TierSize:
     )
 
 
-MakeWorld = Callable[[int, Settings], World]
+MakeWorld = Callable[[int, Settings], AnyWorld]
 
 
 def run_seed(seed: int, events: int, report: Report, make_world: MakeWorld = World) -> None:
@@ -134,7 +152,12 @@ def run_seed(seed: int, events: int, report: Report, make_world: MakeWorld = Wor
             check = error.check if isinstance(error, SimulationFailure) else type(error).__name__
             count = events if draining else world.loop.count
             report.failure = Failure(
-                seed=seed, events=count, check=check, what=str(error), last=tuple(world.loop.last)
+                seed=seed,
+                events=count,
+                check=check,
+                what=str(error),
+                last=tuple(world.loop.last),
+                target=world.target,
             )
     report.seconds += time.monotonic() - started
     report.cpu_seconds += time.process_time() - cpu_started
@@ -148,12 +171,13 @@ def run(
     *,
     progress: Callable[[Report], object] = lambda report: None,
     make_world: MakeWorld = World,
+    per_seed: int = EVENTS_PER_SEED,
 ) -> Report:
     """Run seeds from ``seed`` on until so many events have happened or one has failed."""
     report = Report()
     left = events
     while left > 0 and report.failure is None:
-        part = min(left, EVENTS_PER_SEED)
+        part = min(left, per_seed)
         run_seed(seed, part, report, make_world)
         left -= part
         seed += 1

@@ -57,6 +57,9 @@ class Settings:
 class World:
     """Builds all parts and lets events happen. Deterministic: the same seed gives the same history."""
 
+    target = "simulate"
+    """What ``make`` calls it."""
+
     def __init__(self, seed: int, settings: Settings) -> None:
         self.loop = EventLoop(seed)
         self.settings = settings

@@ -34,9 +34,10 @@ def test_an_error(shell: CommandLine) -> None:
     assert ran.code == 2
     assert (
         f"""\
-error[CORE042] one worker alone with 40 GiB needs more than the 32 GiB of memory that the machine has
+error[CORE042] one worker alone with 40 GiB in tiers and none for sharing needs more than the 32 GiB of \
+memory that the machine has
   when     not (engine.workers is known)
-  require  sum of tiers.*.capacity in memory <= host.memory_bytes
+  require  sum of tiers.*.capacity in memory and of sharing.*.host_bytes <= host.memory_bytes
   fact     tiers.cpu.capacity = 40GiB  <- c.yaml:3:30
   fact     host.memory_bytes = 34359738368 (32 GiB)  <- probe /proc/meminfo
   fix      lower the capacity, or check the file on the machine that it is meant for

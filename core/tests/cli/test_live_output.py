@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from kvferry.cli.live_output import cleared_text, quotas_text, status_text
-from kvferry.data.questions import Cleared, LowerStatus, Owner, Quotas, Status, TierCleared
+from kvferry.data.questions import (
+    Cleared,
+    LowerStatus,
+    Owner,
+    PeerStatus,
+    Quotas,
+    SharingStatus,
+    Status,
+    TierCleared,
+)
 
 ONE_TIER = """\
 tier cpu, 8 MiB a slot; all workers are here
@@ -34,6 +43,33 @@ NUMBER        VALUE
 waits         4
 wait_seconds  0.125"""
 
+SHARING = """\
+tier cpu, 8 MiB a slot; all workers are here
+
+NUMBER    VALUE
+resident  3
+
+what requests have of other instances
+
+NUMBER  VALUE
+waits   4
+
+shared with other instances as a over tcp: opening; a channel was not open last because: rank 1: in use
+
+PEER  EPOCH     STANDING  REASON
+b     0a0a0a0a  agreed    -
+c     0b0b0b0b  paused    it did not answer
+
+borrowed from peers
+
+NUMBER  VALUE
+tokens  512
+
+lent to peers
+
+NUMBER  VALUE
+leases  1"""
+
 
 def test_one_tier_is_shown_alone() -> None:
     assert status_text(Status("cpu", 8 << 20, True, {"hits": 12, "resident": 3})) == ONE_TIER
@@ -52,6 +88,27 @@ def test_every_tier_has_a_table_with_its_health_above() -> None:
         {"waits": 4, "wait_seconds": 0.125},
     )
     assert status_text(status) == SEVERAL_TIERS
+
+
+def test_peers_are_shown_with_what_is_borrowed_and_lent() -> None:
+    sharing = SharingStatus(
+        "a",
+        "0c" * 16,
+        "tcp",
+        "opening",
+        "rank 1: in use",
+        (
+            PeerStatus("b", "0a" * 16, "agreed", ""),
+            PeerStatus("c", "0b" * 16, "paused", "it did not answer"),
+        ),
+        {"tokens": 512},
+        {"leases": 1},
+    )
+    status = Status("cpu", 8 << 20, True, {"resident": 3}, waiting={"waits": 4}, sharing=sharing)
+    assert status_text(status) == SHARING
+    alone = SharingStatus("a", "0c" * 16, "tcp", "open", "", (), {}, {})
+    text = status_text(Status("cpu", 8 << 20, True, {}, sharing=alone))
+    assert "over tcp: open\n\nnothing was wanted of any peer lately\n" in text
 
 
 def test_a_clear_names_tiers_where_there_are_several() -> None:

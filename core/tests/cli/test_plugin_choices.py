@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry.testing.fake_distributions import fake_distribution
+from kvferry.api import HostEnvironment
+from kvferry.config import ConfigSources
+from kvferry.runtime.startup import examine
+from kvferry.testing.fake_distributions import distributions_in, fake_distribution, importable
 
 from .conftest import CONFIG, PARTS, TAPE, CommandLine
 
@@ -19,7 +22,7 @@ OPTIONS = "from attrs import frozen\n@frozen\nclass Options:\n    load: str = 'a
 KEYS = "connector: {load: sync, verify: true}\n"
 LISTED = CONFIG.replace("]", ", connector_one]")
 ROADS = """
-    from kvferry.api import ChannelSpec, LookupSpec, Manifest, hookimpl
+    from kvferry.api import ChannelSpec, LookupSpec, Manifest, StagingSpec, hookimpl
     MANIFEST = Manifest(name="roads", api=">=1", rule_prefix="ROAD")
     @hookimpl
     def kvferry_channels():
@@ -27,6 +30,9 @@ ROADS = """
     @hookimpl
     def kvferry_lookups():
         return [LookupSpec(name="map", factory="zoo_roads.parts:Map", options="zoo_roads.parts:Sheet")]
+    @hookimpl
+    def kvferry_stagings():
+        return [StagingSpec(name="yard", factory="zoo_roads.parts:Yard", options="zoo_roads.parts:Gates")]
 """
 ROAD_PARTS = """
     from attrs import frozen
@@ -42,24 +48,37 @@ ROAD_PARTS = """
         def close(self, deadline): ...
     class Map:
         def __init__(self, options): ...
+    class Yard:
+        def __init__(self, options, capacity): ...
+        def open(self, context): ...
+        def stage(self, copies, deadline): ...
+        def close(self, deadline): ...
     @frozen
     class Lanes:
         lanes: int = 4
     @frozen
     class Sheet:
         url: str
+    @frozen
+    class Gates:
+        gates: int = 2
 """
-SHARING = "channel: {use: road, lanes: 8}\nlookup: {use: map, url: tcp://10.0.0.1:9900}\n"
+SHARING = """\
+channel: {use: road, lanes: 8}
+lookup: {use: map, url: tcp://10.0.0.1:9900}
+staging: {use: yard, capacity: 2GiB, gates: 3}
+"""
 
 
-def install_roads(shell: CommandLine, parts: str = ROAD_PARTS) -> None:
-    """Plugin ``roads`` with a channel ``road`` and a directory ``map``, both of which it announces."""
+def install_roads(shell: CommandLine, parts: str = ROAD_PARTS, plugin: str = ROADS) -> None:
+    """Plugin ``roads`` with a channel ``road``, a directory ``map`` and a staging ``yard``, which it
+    announces."""
     fake_distribution(
         shell.site,
         "acme-roads",
         entry_points={"roads": "zoo_roads.plugin"},
-        source={"zoo_roads/__init__.py": "", "zoo_roads/plugin.py": ROADS, "zoo_roads/parts.py": parts},
-        offers={"channel.road": "roads", "lookup.map": "roads"},
+        source={"zoo_roads/__init__.py": "", "zoo_roads/plugin.py": plugin, "zoo_roads/parts.py": parts},
+        offers={"channel.road": "roads", "lookup.map": "roads", "staging.yard": "roads"},
     )
 
 
@@ -144,25 +163,63 @@ def test_one_missing_module_behind_options_and_implementation_is_told_once(shell
     assert ran.out.count("there is no module 'zoo_nowhere.parts'") == 1
 
 
-def test_a_channel_and_a_directory_whose_plugin_is_not_listed_name_the_plugin(shell: CommandLine) -> None:
+def test_a_channel_a_directory_and_a_staging_whose_plugin_is_not_listed_name_the_plugin(
+    shell: CommandLine,
+) -> None:
     install_roads(shell)
     ran = shell.run("check", shell.write(CONFIG + SHARING))
     assert ran.code == 2
     listed = "'roads' is installed and not listed: add it under plugins\n"
-    for place, kind, name in (("4:16", "channel", "road"), ("5:15", "lookup", "map")):
+    chosen = (("4:16", "channel", "road"), ("5:15", "lookup", "map"), ("6:16", "staging", "yard"))
+    for place, kind, name in chosen:
         said = f"error[config] c.yaml:{place}: {kind}.use: there is no {kind} {name!r}\n"
         assert f"{said}  why      the listed plugins provide: none\n  fix      {listed}" in ran.out
     # Whose keys stand beside it is not known, so nothing is said about them.
-    assert "2 configuration faults" in ran.out
+    assert "3 configuration faults" in ran.out
 
 
-def test_a_channel_and_a_directory_that_are_chosen_are_fit_and_shown(shell: CommandLine) -> None:
+def test_a_channel_a_directory_and_a_staging_that_are_chosen_are_fit_and_shown(shell: CommandLine) -> None:
     install_roads(shell)
     file = shell.write(CONFIG.replace("]", ", roads]") + SHARING)
     assert shell.run("check", file).code == 0
     shown = {line.split()[0]: line.split()[1:] for line in shell.run("config", "show", file).out.splitlines()}
     assert shown["channel.lanes"] == ["8", "c.yaml:4:29"]
     assert shown["lookup.url"] == ["tcp://10.0.0.1:9900", "c.yaml:5:25"]
+    assert shown["staging.gates"] == ["3", "c.yaml:6:45"]
+
+
+def test_what_a_channel_claims_rules_can_read(shell: CommandLine) -> None:
+    plugin = ROADS.replace(
+        'options="zoo_roads.parts:Lanes")', 'options="zoo_roads.parts:Lanes", capabilities=LIMITED)'
+    )
+    plugin = plugin.replace("ChannelSpec,", "ChannelCapabilities, ChannelSpec, MemoryKind,", 1).replace(
+        "    @hookimpl\n    def kvferry_channels",
+        "    LIMITED = ChannelCapabilities(max_registered_bytes=1 << 30, staging=False,\n"
+        "        memory=frozenset((MemoryKind.HOST, MemoryKind.DEVICE)))\n"
+        "    @hookimpl\n    def kvferry_channels",
+        1,
+    )
+    install_roads(shell, plugin=plugin)
+    file = shell.write(CONFIG.replace("]", ", roads]") + SHARING)
+    sources = ConfigSources(file=shell.root / file, environment={}, overrides={})
+    with importable(shell.site):
+        found = examine(sources, HostEnvironment(), distributions=lambda: distributions_in(shell.site))
+    claims = {
+        path.removeprefix("channel.capabilities."): fact
+        for path, fact in found.facts.items()
+        if path.startswith("channel.capabilities.")
+    }
+    assert claims["max_registered_bytes"].value == 1 << 30
+    assert claims["staging"].value is False
+    assert claims["memory"].value == ("device", "host")
+    assert {fact.origin for fact in claims.values()} == {"plugin roads"}
+
+
+def test_without_a_channel_nothing_is_claimed(shell: CommandLine) -> None:
+    sources = ConfigSources(file=shell.root / shell.write(CONFIG), environment={}, overrides={})
+    with importable(shell.site):
+        found = examine(sources, HostEnvironment(), distributions=lambda: distributions_in(shell.site))
+    assert not [path for path in found.facts if path.startswith("channel.capabilities")]
 
 
 def test_a_channel_that_does_not_fit_is_told_where_it_was_chosen(shell: CommandLine) -> None:

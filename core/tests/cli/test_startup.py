@@ -85,7 +85,7 @@ def test_every_process_says_the_same(shell: CommandLine) -> None:
         texts.append(str(refused.value))
     assert texts[0] == texts[1]
     assert "error[CORE023] the engine keeps its KV cache on device npu" in texts[0]
-    assert "error[CORE040] 9 workers with 8 GiB each need more" in texts[0]
+    assert "error[CORE040] 9 workers with 8 GiB each in tiers and none for sharing need more" in texts[0]
 
 
 def test_an_unverified_error_stops_the_start_until_it_is_waived(shell: CommandLine) -> None:

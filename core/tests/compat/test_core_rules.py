@@ -236,8 +236,11 @@ def test_each_lower_tier_is_told_by_its_own_name() -> None:
     workers=st.none() | st.integers(1, 16),
     capacity=st.integers(1, 64 * GIB),
     memory=st.integers(1, 64 * GIB),
+    sharing=st.dictionaries(st.sampled_from(["staging", "landing"]), st.integers(1, 16 * GIB)),
 )
-def test_the_host_budget_gives_one_verdict(workers: int | None, capacity: int, memory: int) -> None:
+def test_the_host_budget_gives_one_verdict(
+    workers: int | None, capacity: int, memory: int, sharing: dict[str, int]
+) -> None:
     facts: dict[str, Any] = {
         "tiers.cpu.capacity": capacity,
         "tiers.cpu.capabilities.addressable": True,
@@ -247,7 +250,8 @@ def test_the_host_budget_gives_one_verdict(workers: int | None, capacity: int, m
     }
     if workers is not None:
         facts["engine.workers"] = workers
-    need = (workers or 1) * capacity
+    facts |= {f"sharing.{name}.host_bytes": size for name, size in sharing.items()}
+    need = (workers or 1) * (capacity + sum(sharing.values()))
     error, warning = ("CORE042", "CORE043") if workers is None else ("CORE040", "CORE041")
     budget = violated(facts) & {"CORE040", "CORE041", "CORE042", "CORE043"}
     if need > memory:

@@ -13,6 +13,7 @@ from kvferry.api import (
     BackendCapabilities,
     BackendSpec,
     ByteSize,
+    ChannelCapabilities,
     ChannelSpec,
     ConnectorSpec,
     Duration,
@@ -22,6 +23,7 @@ from kvferry.api import (
     HostEnvironment,
     LookupSpec,
     SourceSpec,
+    StagingSpec,
 )
 from kvferry.compat import FactCatalogue, OwnedFactSpec, core_rules
 from kvferry.compat.application import read_paths
@@ -59,8 +61,11 @@ def test_every_fact_that_core_probes_is_in_the_catalogue_with_its_type() -> None
         assert type(fact.value) is types[entry.spec.kind]
 
 
-def test_every_claim_of_a_backend_is_in_the_catalogue() -> None:
-    names = {f"tiers.*.capabilities.{each.name}" for each in attrs.fields(BackendCapabilities)}
+@pytest.mark.parametrize(
+    ("section", "claims"), [("tiers.*", BackendCapabilities), ("channel", ChannelCapabilities)]
+)
+def test_every_claim_is_in_the_catalogue(section: str, claims: type[attrs.AttrsInstance]) -> None:
+    names = {f"{section}.capabilities.{each.name}" for each in attrs.fields(claims)}
     assert names <= {spec.path for spec in CORE_FACTS}
 
 
@@ -135,6 +140,7 @@ def test_plugins_keys_lie_where_the_schema_puts_them() -> None:
         ChannelSpec: "channel",
         LookupSpec: "lookup",
         SourceSpec: "p2p",
+        StagingSpec: "staging",
     }
 
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvferry.api import BackendSpec, ChannelSpec, ConnectorSpec, KVFerryErrors, LookupSpec
+from kvferry.api import BackendSpec, ChannelSpec, ConnectorSpec, KVFerryErrors, LookupSpec, StagingSpec
 from kvferry.config import (
     Config,
     ConfigSources,
@@ -50,12 +50,18 @@ class DirectoryOptions:
     url: str = "tcp://a:1"
 
 
+@frozen(kw_only=True)
+class StagingOptions:
+    pinned: bool = False
+
+
 def resolve(selection: Selection) -> type[Any] | None:
     return {
         BackendSpec: TierOptions,
         ConnectorSpec: ConnectorOptions,
         ChannelSpec: ChannelOptions,
         LookupSpec: DirectoryOptions,
+        StagingSpec: StagingOptions,
     }.get(selection.spec)
 
 
@@ -168,6 +174,8 @@ KINDS: dict[str, str] = {
     "channel.lanes": "number",
     "channel.peers": "list",
     "lookup.url": "text",
+    "staging.capacity": "size",
+    "staging.pinned": "truth",
     "waive.CPU001": "text",
 }
 DEFAULTS = {
@@ -182,6 +190,8 @@ DEFAULTS = {
     "channel.lanes": 4,
     "channel.peers": ("a",),
     "lookup.url": "tcp://a:1",
+    "staging.capacity": 2**30,
+    "staging.pinned": False,
 }
 FREE = {"tiers.cpu", "waive.CPU001"}
 """Names that are the user's own, so that a slip in them is another name and no fault of this kind."""

@@ -116,3 +116,33 @@ def test_without_tiers_there_is_no_place(tmp_path: Path) -> None:
 def test_a_key_that_is_not_for_every_tier_says_so(word: str, keys: tuple[str, ...]) -> None:
     said = [key.path for key in core_keys() if key.doc.startswith(f"{word} tier: ")]
     assert said == [f"tiers.*.{key}" for key in keys]
+
+
+@given(
+    staged=st.booleans(),
+    shared=st.booleans(),
+    delayed=st.booleans(),
+    capacity=st.integers(1, 1 << 50),
+    buffer=st.integers(1, 1 << 50),
+)
+def test_sharing_takes_the_arena_that_is_staged_and_the_buffers_that_reads_pass(
+    tmp_path_factory: pytest.TempPathFactory,
+    staged: bool,
+    shared: bool,
+    delayed: bool,
+    capacity: int,
+    buffer: int,
+) -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "staging": {"capacity": f"{capacity}B", **({"use": "x"} if staged else {})},
+        "p2p": {"buffer": f"{buffer}B", "delay": delayed, **({"use": "x"} if shared else {})},
+    }
+    config = load(yaml.safe_dump(sections), tmp_path_factory.getbasetemp())
+
+    takes = {p.split(".")[1]: f for p, f in config.facts().items() if p.startswith("sharing.")}
+    expected = {"staging": capacity} if staged else {}
+    if shared and (staged or delayed):
+        expected["landing"] = buffer
+    assert {name: fact.value for name, fact in takes.items()} == expected
+    # A reader of a report is led to the line that says how much.
+    assert all("config.yaml:" in fact.origin for fact in takes.values())

@@ -21,6 +21,8 @@ from kvferry.api import (
     KVFerryError,
     KVFerryErrors,
     LookupSpec,
+    SourceSpec,
+    StagingSpec,
 )
 from kvferry.config import (
     ByteSize,
@@ -81,6 +83,16 @@ class DirectoryOptions:
 
 
 @frozen(kw_only=True)
+class PeerOptions:
+    listen: str = "tcp://127.0.0.1:0"
+
+
+@frozen(kw_only=True)
+class StagingOptions:
+    copiers: int = 2
+
+
+@frozen(kw_only=True)
 class PolicyOptions:
     seed: int = 7
 
@@ -94,6 +106,8 @@ def resolve(selection: Any) -> type[Any] | None:
         EvictionSpec: PolicyOptions,
         ChannelSpec: ChannelOptions,
         LookupSpec: DirectoryOptions,
+        SourceSpec: PeerOptions,
+        StagingSpec: StagingOptions,
     }[selection.spec]
 
 
@@ -121,6 +135,8 @@ def test_every_section_gets_the_options_of_its_own_plugin() -> None:
             "connector": {"threads": 5},
             "channel": {"use": "wire", "lanes": 1},
             "lookup": {"use": "desk", "url": "tcp://a:1"},
+            "p2p": {"use": "peers", "listen": "tcp://b:2"},
+            "staging": {"use": "desk", "capacity": "2GiB", "copiers": 4},
         }
     )
 
@@ -132,6 +148,9 @@ def test_every_section_gets_the_options_of_its_own_plugin() -> None:
     assert config.connector.options == ConnectorOptions(threads=5)
     assert (config.channel.use, config.channel.options) == ("wire", ChannelOptions(lanes=1))
     assert (config.lookup.use, config.lookup.options) == ("desk", DirectoryOptions(url="tcp://a:1"))
+    assert (config.p2p.use, config.p2p.options) == ("peers", PeerOptions(listen="tcp://b:2"))
+    assert (config.staging.use, config.staging.capacity) == ("desk", 2 << 30)
+    assert config.staging.options == StagingOptions(copiers=4)
 
 
 def test_a_connector_that_is_not_mentioned_has_its_defaults() -> None:
@@ -143,24 +162,50 @@ def test_a_connector_that_is_not_mentioned_has_its_defaults() -> None:
     assert config.facts()["connector.load"].origin == "default"
 
 
-def test_without_a_channel_and_a_directory_there_are_none_and_rules_know_it() -> None:
+def test_without_a_channel_a_directory_and_a_staging_there_are_none_and_rules_know_it() -> None:
     config = load({})
 
     assert (config.channel.use, config.channel.options) == (None, None)
     assert (config.lookup.use, config.lookup.options) == (None, None)
-    below = {
-        path: fact.value for path, fact in config.facts().items() if path.startswith(("channel", "look"))
+    assert (config.staging.use, config.staging.options) == (None, None)
+    sections = ("channel", "look", "staging")
+    below = {path: fact.value for path, fact in config.facts().items() if path.startswith(sections)}
+    assert below == {
+        "channel.use": None,
+        "lookup.use": None,
+        "staging.use": None,
+        "staging.capacity": 1 << 30,
     }
-    assert below == {"channel.use": None, "lookup.use": None}
 
 
-@pytest.mark.parametrize("section", ["channel", "lookup"])
-def test_a_channel_and_a_directory_take_their_own_keys_and_no_others(section: str) -> None:
-    (error,) = faults({section: {"use": "x", "url": "a", "lanes": 1}})
+@pytest.mark.parametrize(
+    ("section", "own", "known"),
+    [
+        ("channel", {"lanes": 1}, "use, lanes"),
+        ("lookup", {"url": "a"}, "use, url"),
+        ("staging", {"copiers": 1}, "use, capacity, copiers"),
+    ],
+)
+def test_what_is_chosen_takes_its_own_keys_and_no_others(
+    section: str, own: Mapping[str, Any], known: str
+) -> None:
+    (error,) = faults({section: {"use": "x", **own, "zeal": 1}})
 
-    wrong, known = {"channel": ("url", "use, lanes"), "lookup": ("lanes", "use, url")}[section]
-    assert error.what == f"{section}.{wrong}: unknown key"
+    assert error.what == f"{section}.zeal: unknown key"
     assert error.remedy == f"known keys: {known}"
+
+
+def test_a_staging_s_capacity_is_core_s_and_wants_a_unit() -> None:
+    (error,) = faults({"staging": {"use": "x", "capacity": 5}})
+
+    assert error.what.startswith("staging.capacity: ")
+    assert "unit" in str(error)
+
+
+def test_a_mode_that_is_none_is_told_with_those_that_are() -> None:
+    (error,) = faults({"p2p": {"use": "x", "land_on": "npu"}})
+
+    assert error.what == "p2p.land_on: expected one of 'host', 'device', not the text 'npu'"
 
 
 def test_selections_name_kind_section_and_origin(tmp_path: Path) -> None:
@@ -174,6 +219,7 @@ def test_selections_name_kind_section_and_origin(tmp_path: Path) -> None:
         (("connector",), "ConnectorSpec", "v", f"{file}:3:18"),
         (("lookup",), "LookupSpec", None, "default"),
         (("p2p",), "SourceSpec", None, "default"),
+        (("staging",), "StagingSpec", None, "default"),
         (("tiers", "a"), "BackendSpec", "cpu", f"{file}:2:12"),
         (("tiers", "a", "eviction"), "EvictionSpec", "s3", f"{file}:2:43"),
     ]
@@ -188,7 +234,7 @@ def test_each_selection_is_resolved_once() -> None:
 
     load({"tiers.a": TIER, "tiers.b": TIER}, counting)
 
-    assert len(asked) == len(set(asked)) == 8
+    assert len(asked) == len(set(asked)) == 9
 
 
 def test_a_place_of_the_resolvers_own_is_kept_and_several_errors_stay_several() -> None:
@@ -384,6 +430,11 @@ def test_what_is_shown() -> None:
         "channel.use              null           default\n"
         "lookup.use               null           default\n"
         "p2p.use                  null           default\n"
+        "p2p.pull                 true           default\n"
+        "p2p.delay                false          default\n"
+        "p2p.land_on              host           default\n"
+        "p2p.buffer               128MiB         default\n"
+        "p2p.keep                 true           default\n"
         "p2p.load_deadline        5s             default\n"
         "p2p.min_load_tokens      0              default\n"
         "p2p.in_flight            256MiB         default\n"
@@ -391,6 +442,8 @@ def test_what_is_shown() -> None:
         "p2p.guard                1s             default\n"
         "p2p.max_lent             0.25           default\n"
         "p2p.pause                10s            default\n"
+        "staging.use              null           default\n"
+        "staging.capacity         1GiB           default\n"
         "waive                    {}             default\n"
     )
     assert config_data(config)[8] == {

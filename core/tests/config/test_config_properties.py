@@ -164,6 +164,7 @@ def whole_configurations(draw: st.DrawFn) -> dict[str, Any]:
         "connector": draw(written_options()),
         "channel": {"use": draw(PRINTABLE), **draw(written_options())},
         "lookup": {"use": draw(PRINTABLE)},
+        "staging": {"use": draw(PRINTABLE), "capacity": format_size(draw(SIZES)), **draw(written_options())},
     }
 
 
@@ -279,6 +280,7 @@ def test_nothing_but_our_own_errors_comes_out(
 KEYS = (
     *("plugins", "chunk_tokens", "instance", "model_identity", "runtime_dir", "tiers", "connector", "waive"),
     *("channel", "channel.use", "channel.labels", "lookup", "lookup.ratio"),
+    *("p2p.delay", "p2p.land_on", "p2p.buffer", "staging", "staging.capacity", "staging.labels"),
     *("tiers.cpu.capacity", "tiers.cpu.eviction", "tiers.cpu.flag", "tiers.cpu.ratio", "tiers.cpu.names"),
     *("tiers.cpu.eviction.use", "connector.level", "connector.note", "connector.labels"),
 )

@@ -186,6 +186,8 @@ def test_sources_lie_over_each_other_key_by_key(tmp_path: Path) -> None:
         "channel.use": "default",
         "lookup.use": "default",
         "p2p.use": "default",
+        "staging.use": "default",
+        "staging.capacity": "default",
     }
 
 

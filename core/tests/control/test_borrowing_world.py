@@ -16,7 +16,7 @@ from core.tests.control.test_serving_peers import BLOCK, CHUNK, finish, half, ke
 from kvferry.api import Answer, Candidate, Grant, PeerId, Refused
 from kvferry.control.borrowing import Borrowing
 from kvferry.control.hierarchy import Hierarchy
-from kvferry.control.loans import BorrowSettings, Standing
+from kvferry.control.loans import BorrowSettings, Loan, Standing
 from kvferry.control.orders import (
     CancelOrder,
     ForgetOrder,
@@ -64,14 +64,22 @@ class Pull:
     cancelled: bool = False
 
 
+@define(eq=False)
+class Load:
+    """What goes out of a peer's memory into the engine's blocks."""
+
+    loan: Loan
+    until: float
+
+
 Message = Tell | ToAsker
 
 
 class World:
     """One asker, two holders, and a network that is ``faithful`` or is not: then messages get lost, doubled
-    and late, holders start anew, reads fail."""
+    and late, holders start anew, reads fail. With ``delay`` what is lent goes into the engine's blocks."""
 
-    def __init__(self, seed: int, *, faithful: bool) -> None:
+    def __init__(self, seed: int, *, faithful: bool, delay: bool = False) -> None:
         self.chance = random.Random(seed)
         self.faithful = faithful
         in_flight = self.chance.randint(1, 4)
@@ -87,7 +95,9 @@ class World:
             load_deadline=LOAD,
             guard_seconds=GUARD,
             pause_seconds=PAUSE,
+            delay=delay,
         )
+        self.loads: list[Load] = []
         self.borrowing = Borrowing(rises, made, CHUNK)
         self.tiers = Hierarchy(self.first, [], rises, CHUNK, self.borrowing)
         self.messages: list[Message] = []
@@ -165,6 +175,41 @@ class World:
     def leave(self, request: str) -> None:
         if self.rise_of.pop(request, 0):
             self.tiers.rises.leave(request)
+        self.borrowing.drop(request)
+
+    def take(self, request: str) -> None:
+        """The engine asks again, and has blocks for what was lent to the request."""
+        if self.tiers.rises.goes_on(self.rise_of.get(request, 0)):
+            return
+        loan = self.borrowing.take_kept(request)
+        if loan is None:
+            return
+        assert loan.first * CHUNK < loan.tokens <= (loan.first + len(loan.chunks)) * CHUNK
+        if loan.stands(self.now):
+            loan.peer.fetching += len(loan.chunks)
+            self.loads.append(Load(loan, loan.until()))
+        else:
+            loan.release()
+
+    def load(self) -> None:
+        """The asker's worker fills blocks out of a peer's memory, or fails."""
+        if self.loads:
+            self.fill(self.loads.pop(self.chance.randrange(len(self.loads))))
+
+    def fill(self, load: Load) -> None:
+        loan = load.loan
+        holder = self.holders[loan.peer.id.instance]
+        faults = {}
+        for place, chunk in enumerate(loan.chunks):
+            if self.met.get(holder.id.instance) != loan.peer.id.epoch or holder.id != loan.peer.id:
+                faults[place] = ItemFault.GONE
+            elif self.now >= load.until:
+                faults[place] = ItemFault.TIMEOUT
+            else:
+                there = holder.memory[loan.slots[chunk.digest]]
+                assert there == chunk.digest, "it was read outside of its lease"
+        loan.fetched(loan.chunks, OrderResult(0, faults, "injected" if faults else ""), self.now)
+        loan.release()
 
     def work(self, times: int) -> None:
         for _ in range(times):
@@ -174,8 +219,8 @@ class World:
         for order in self.tiers.take_orders():
             match order:
                 case PullOrder():
-                    assert order.seconds >= 0
-                    self.pulls.append(Pull(order, self.now + order.seconds))
+                    assert order.deadline >= self.now
+                    self.pulls.append(Pull(order, order.deadline))
                 case MeetOrder(peer, epoch, _):
                     self.met[peer] = epoch
                 case ForgetOrder(peer, epoch):
@@ -240,6 +285,10 @@ class World:
                 self.arrive(message)
             while self.pulls:
                 self.read(self.pulls.pop(0), {})
+            for request in "123":
+                self.take(request)
+            while self.loads:
+                self.fill(self.loads.pop(0))
 
     def break_off(self, name: str) -> None:
         """The asker's connection to a peer breaks."""
@@ -361,6 +410,8 @@ class World:
             lambda: self.work(chance.randint(1, 6)): 10,
             self.deliver: 12,
             self.carry_out: 6,
+            lambda: self.take(chance.choice("123")): 4,
+            self.load: 2,
             lambda: self.run_well(chance.randint(1, 5)): 2,
             lambda: self.compute(name, text, chance.randint(1, 5), chance.random() < 0.3): 3,
             self.forget_all: 0.7,
@@ -381,17 +432,18 @@ class World:
 ME = PeerId("me", b"m" * 16)
 
 
+@pytest.mark.parametrize("delay", [False, True])
 @pytest.mark.parametrize("faithful", [True, False])
-def test_chunks_of_others_are_the_right_ones_and_nothing_is_left(faithful: bool) -> None:
+def test_chunks_of_others_are_the_right_ones_and_nothing_is_left(faithful: bool, delay: bool) -> None:
     happened: Counter[str] = Counter()
     for seed in range(SEEDS):
-        world = World(seed, faithful=faithful)
+        world = World(seed, faithful=faithful, delay=delay)
         try:
             for _ in range(STEPS):
                 world.step()
             world.end()
         except BaseException as error:
-            error.add_note(f"seed {seed}, faithful={faithful}")
+            error.add_note(f"seed {seed}, faithful={faithful}, delay={delay}")
             raise
         happened += world.borrowing.counts
     rare = () if faithful else ("failed", "paused", "late", "untrue")

@@ -160,7 +160,7 @@ class Rank:
                 tokens=tuple(tokens for tokens, _, _ in wanted),
                 from_slots=tuple(source for _, source, _ in wanted),
                 slots=tuple(target for _, _, target in wanted),
-                seconds=seconds,
+                deadline=time.monotonic() + seconds,
             )
         )
 

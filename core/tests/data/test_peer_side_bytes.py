@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 
 import pytest
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 from core.tests.data.peer_sides import BLOCK_TOKENS, CHUNK_TOKENS, Rank, Want
 from kvferry.control.orders import ItemFault
 from kvferry.data.engine_side import SlotLayout
-from kvferry.data.pulls import ARENA, plan_pull
-from kvferry.data.wire import PullChunks
+from kvferry.data.pulls import ARENA, Reading, plan_pull
 from kvferry.testing.fake_memory import FakeGroup
 from kvferry.testing.memory_channel import MemoryNetwork
 
@@ -60,6 +60,12 @@ def test_pulled_slots_have_the_peers_bytes_and_the_rest_stays(
         far.check()
 
 
+class _Nobody:
+    def done(self, order: int, faults: dict[int, ItemFault], reason: str) -> None: ...
+
+    def filled(self, slots: Collection[int]) -> None: ...
+
+
 NUMBERS = st.one_of(st.integers(-2, 9), st.sampled_from([-(1 << 63), (1 << 63) - 1]))
 
 
@@ -75,8 +81,19 @@ def test_only_what_lies_inside_both_arenas_is_named_and_all_of_it_is(
     chunk = 4
     layout = SlotLayout(blocks_per_slot=(chunk,), block_bytes=(bytes_per_block,))
     tokens, sources, targets = (tuple(row[part] for row in rows) for part in range(3))
-    order = PullChunks(1, "far", b"", (b"",) * len(rows), tokens, sources, targets, 1.0)
-    plan = plan_pull(order, layout, chunk, ours, theirs)
+    reading = Reading(
+        id=1,
+        peer="far",
+        epoch=b"",
+        region="theirs",
+        from_slots=sources,
+        tokens=tokens,
+        into=ARENA,
+        slots=targets,
+        deadline=1.0,
+        listener=_Nobody(),
+    )
+    plan = plan_pull(reading, layout, chunk, ours, theirs)
     size = layout.total_bytes
     sound = [
         place
@@ -90,7 +107,7 @@ def test_only_what_lies_inside_both_arenas_is_named_and_all_of_it_is(
     for place, operation in zip(plan.places, plan.operations, strict=True):
         count, source, target = rows[place]
         assert operation.local == (ARENA, target * size, count * bytes_per_block)
-        assert (operation.region, operation.offset) == (ARENA, source * size)
+        assert (operation.region, operation.offset) == ("theirs", source * size)
 
 
 @pytest.mark.parametrize(

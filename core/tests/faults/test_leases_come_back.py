@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvferry.data.plans import TransferResult
 from kvferry.runtime import LoadMode
-from kvferry.runtime.scheduler import NO_SLOT
+from kvferry.runtime.loads import NO_SLOT
 from kvferry.testing.fake_engine import EngineSettings
 from kvferry.testing.fake_instance import InstanceSettings
 from kvferry.testing.fake_requests import FakeRequest

@@ -2,76 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvferry.api import PeerId
-from kvferry.testing.fake_engine import EngineSettings
-from kvferry.testing.fake_instance import (
-    FakeInstance,
-    InstanceSettings,
-    SharingFake,
-    open_fake_instance,
-    wait_until,
-)
-from kvferry.testing.memory_carrier import MemoryCarrier, PeerNetwork
-from kvferry.testing.memory_channel import MemoryNetwork, make_memory_channels
-
-CHUNK = 16
-OpenPeer = Callable[..., FakeInstance]
-
-
-def prompt(number: int, tokens: int = 4 * CHUNK + 3) -> list[int]:
-    return [1000 * number + token for token in range(tokens)]
-
-
-class World:
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder = folder
-        self.stack = stack
-        self.network = PeerNetwork()
-        self.channels = MemoryNetwork()
-
-    def open(self, name: str, *, world_size: int = 1, slots: int = 64, **settings: Any) -> FakeInstance:
-        sharing = SharingFake(
-            id=PeerId(name, os.urandom(16)),
-            carrier=MemoryCarrier(self.network),
-            make_channel=make_memory_channels(self.channels),
-            settings=settings,
-        )
-        made = InstanceSettings(
-            engine=EngineSettings(), world_size=world_size, slots=slots, engine_id=name, sharing=sharing
-        )
-        instance = self.stack.enter_context(open_fake_instance(self.folder, made))
-        wait_until(lambda: sharing.id in self.network.members, 10.0, f"{name} never shared anything")
-        return instance
-
-    def settle(self, *instances: FakeInstance) -> None:
-        for instance in instances:
-            instance.settle_lower()
-            sharing = instance.scheduler.sharing
-            assert sharing is not None
-            wait_until(lambda sharing=sharing: sharing.serving.leases == 0, 10.0, "leases of peers")  # type: ignore[misc]
-            instance.check_idle()
+from core.tests.runtime.sharing_world import CHUNK, World, prompt, serve
+from kvferry.testing.fake_instance import wait_until
 
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
     with ExitStack() as stack:
         yield World(folder, stack)
-
-
-def serve(instance: FakeInstance, tokens: list[int]) -> list[int]:
-    """What the request hit, load by load. The engine compares every byte that it reads."""
-    request = instance.engine.add(tokens)
-    instance.engine.run()
-    instance.settle_lower()
-    return request.hits
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -83,6 +27,13 @@ def test_what_one_engine_computed_another_one_loads(world: World, world_size: in
     assert serve(near, prompt(1)) == [4 * CHUNK]
     world.settle(near, far)
     assert near.manager.stats().resident >= 4, "what was read is not kept"
+
+
+def test_of_a_prompt_of_whole_chunks_all_but_a_block_is_hit(world: World) -> None:
+    near, far = world.open("near"), world.open("far")
+    serve(far, prompt(1, 4 * CHUNK))
+    assert serve(near, prompt(1, 4 * CHUNK)) == [4 * CHUNK - 4]
+    world.settle(near, far)
 
 
 def test_what_nobody_has_is_computed(world: World) -> None:
@@ -116,8 +67,7 @@ def test_a_peer_that_does_not_answer_costs_its_hits_and_no_more(world: World) ->
 def test_a_peer_that_is_gone_is_a_miss(world: World) -> None:
     near = world.open("near")
     with ExitStack() as stack:
-        other = World(world.folder, stack)
-        other.network, other.channels = world.network, world.channels
+        other = world.beside(stack)
         serve(other.open("far"), prompt(1))
     assert serve(near, prompt(1)) == []
     world.settle(near)
@@ -126,8 +76,7 @@ def test_a_peer_that_is_gone_is_a_miss(world: World) -> None:
 def test_a_peer_that_started_anew_is_met_anew(world: World) -> None:
     near = world.open("near", pause_seconds=0.05)
     with ExitStack() as stack:
-        first = World(world.folder, stack)
-        first.network, first.channels = world.network, world.channels
+        first = world.beside(stack)
         far = first.open("far")
         serve(far, prompt(1))
         assert serve(near, prompt(1)) == [4 * CHUNK]
@@ -190,4 +139,34 @@ def test_a_holder_that_evicts_meanwhile_costs_hits_and_never_bytes(world: World)
     for number in range(1, 20):
         serve(far, prompt(number))
         serve(near, prompt(max(1, number - number % 3)))
+    world.settle(near, far)
+
+
+@pytest.mark.parametrize("delay", [False, True])
+def test_a_prefix_comes_from_the_first_tier_a_lower_one_and_a_peer(world: World, delay: bool) -> None:
+    near, far = world.open("near", slots=8, shelf={}, delay=delay), world.open("far")
+    serve(near, prompt(1, 2 * CHUNK + 1))
+    for number in range(2, 6):  # the first tier has room for other prompts only
+        serve(near, prompt(number))
+    serve(far, prompt(1, 5 * CHUNK + 1))
+    near.engine.forget_prefixes()
+    assert serve(near, prompt(1, 5 * CHUNK + 1)) == [5 * CHUNK]
+    world.settle(near, far)
+    statistics = near.scheduler.lower_statistics()
+    assert statistics is not None
+    assert statistics.risen_tokens == 2 * CHUNK
+    sharing = near.scheduler.sharing_statistics()
+    assert sharing is not None
+    assert sharing.borrowed_tokens == 3 * CHUNK
+
+
+def test_what_lies_in_a_lower_tier_alone_is_not_offered(world: World) -> None:
+    near, far = world.open("near"), world.open("far", slots=20, shelf={})
+    for number in range(1, 8):
+        serve(far, prompt(number))
+    assert serve(near, prompt(1)) == []
+    assert serve(near, prompt(7)) == [4 * CHUNK]
+    far.engine.forget_prefixes()
+    assert serve(far, prompt(1)) == [4 * CHUNK], "it is there, in the lower tier"
+    assert serve(near, prompt(1)) == [], "near has computed it, and the engine keeps it"
     world.settle(near, far)

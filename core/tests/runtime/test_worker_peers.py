@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -136,7 +137,9 @@ def test_chunks_of_a_peer_come_into_the_first_tier(open_instance: OpenInstance) 
     far.slots[:] = np.arange(1, SLOTS + 1, dtype=np.uint8)[:, None]
     near.slots[:] = 0
     near.post(MeetPeer(far.name, far.epoch, said.export))
-    near.post(PullChunks(7, far.name, far.epoch, (b"a", b"b"), (16, 4), (6, 1), (0, 3), LONG))
+    near.post(
+        PullChunks(7, far.name, far.epoch, (b"a", b"b"), (16, 4), (6, 1), (0, 3), time.monotonic() + LONG)
+    )
     assert near.hear(OrderDone) == OrderDone(0, len("near"), 7)
     expected = np.zeros_like(near.slots)
     expected[0] = 7
@@ -150,7 +153,7 @@ def test_chunks_of_a_peer_come_into_the_first_tier(open_instance: OpenInstance) 
 def test_a_pull_that_fails_says_why_and_is_answered_once(open_instance: OpenInstance) -> None:
     near, far = open_instance("near"), open_instance("far-away")
     said = far.open()
-    pull = PullChunks(1, far.name, far.epoch, (b"a",), (16,), (0,), (0,), LONG)
+    pull = PullChunks(1, far.name, far.epoch, (b"a",), (16,), (0,), (0,), time.monotonic() + LONG)
     near.post(pull)
     assert near.hear(OrderDone).faults == {0: "cancelled"}
     near.open()

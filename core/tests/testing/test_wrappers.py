@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kvferry import api
-from kvferry.testing import backends, channels, commands, eviction, keyed_backends, sharing
+from kvferry.data.arena import MemoryFileArena
+from kvferry.testing import backends, channels, commands, eviction, keyed_backends, sharing, stagings
 from kvferry.testing.faults import FaultPlan
 from kvferry.testing.faulty_backend import FaultyBackend
 
@@ -22,6 +23,7 @@ PAIRS: dict[type, tuple[type, type]] = {
     api.QuotaPolicy: (eviction.NullQuotaPolicy, eviction.ForwardingQuotaPolicy),
     api.Channel: (channels.NullChannel, channels.ForwardingChannel),
     api.Connection: (channels.NullConnection, channels.ForwardingConnection),
+    api.Staging: (stagings.NullStaging, stagings.ForwardingStaging),
     api.PeerDesk: (sharing.NullPeerDesk, sharing.ForwardingPeerDesk),
     api.PeerHost: (sharing.NullPeerHost, sharing.ForwardingPeerHost),
     api.PeerCarrier: (sharing.NullPeerCarrier, sharing.ForwardingPeerCarrier),
@@ -152,3 +154,12 @@ def test_the_null_peer_has_nothing_and_lends_nothing() -> None:
         desk = sharing.NullPeerDesk()
 
     assert sharing.ForwardingPeerHost(Other()).desk is Other.desk
+
+
+def test_the_null_staging_has_room_for_nothing() -> None:
+    staging = stagings.NullStaging()
+    context = api.StagingContext(name="staging", make_arena=MemoryFileArena, regions={})
+    assert staging.open(context).length == 0
+    ticket = staging.stage([api.StageCopy(api.Span("m", 0, 8), 0)] * 2, 0.0)
+    kinds = [result.error and result.error.kind for result in ticket.results]
+    assert kinds == [api.ErrorKind.CAPACITY] * 2

@@ -21,7 +21,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     supports_hma,
 )
 
-from kvferry.runtime import LowerTierReport, StepPlan, TierStatistics
+from kvferry.api import PeerId
+from kvferry.runtime import LowerTierReport, SharingState, SharingStatistics, StepPlan, TierStatistics
+from kvferry.runtime.sharing_statistics import BORROW_COUNTS, LEND_COUNTS, PeerState
 from kvferry_connector_vllm.connector import (
     KVFerryConnector,
     KVFerryMetadata,
@@ -37,8 +39,10 @@ from kvferry_connector_vllm.stats import (
     KVFerryStats,
     Totals,
     scheduler_lower,
+    scheduler_sharing,
     tier_of,
     worker_lower,
+    worker_sharing,
 )
 from kvferry_connector_vllm.versions import FAILURES_BY_REQUEST
 
@@ -105,6 +109,64 @@ def lower_report(**numbers: Any) -> LowerTierReport:
 def test_every_number_of_a_tier_below_the_first_is_told_by_somebody() -> None:
     told = {**scheduler_lower(lower_report()), **worker_lower(TierStatistics())}
     assert set(told) == {*LOWER_COUNTERS, *LOWER_GAUGES}
+
+
+def sharing_statistics(**numbers: Any) -> SharingStatistics:
+    shown: dict[str, Any] = {
+        "id": PeerId("a", bytes(16)),
+        "channel": "tcp",
+        "state": SharingState.OPEN,
+        "reason": "",
+        "peers": (),
+        "borrowed_tokens": 0,
+        "loans": 0,
+        "borrowed": dict.fromkeys(BORROW_COUNTS, 0),
+        "leases": 0,
+        "slots": 0,
+        "lent": dict.fromkeys(LEND_COUNTS, 0),
+    }
+    return SharingStatistics(**{**shown, **numbers})
+
+
+def test_every_number_of_other_instances_is_told_by_somebody() -> None:
+    told = {**scheduler_sharing(sharing_statistics()), **worker_sharing(TierStatistics())}
+    about_others = ("borrow", "lend", "peers", "sharing")
+    assert set(told) == {name for name in {**COUNTERS, **GAUGES} if name.startswith(about_others)}
+    assert {f"borrow_{name}" for name in BORROW_COUNTS} | {f"lend_{name}" for name in LEND_COUNTS} <= set(
+        told
+    )
+
+
+def test_numbers_of_other_instances_reach_the_log_and_ranks_are_added_up() -> None:
+    now = sharing_statistics(
+        peers=tuple(
+            PeerState(id=PeerId(name, bytes(16)), standing=standing, reason="")
+            for name, standing in (("b", "agreed"), ("c", "paused"), ("d", "agreed"), ("e", "greeting"))
+        ),
+        borrowed_tokens=512,
+        loans=2,
+        borrowed={"fetched": 3, "a count that is new": 1},
+        lent={"done": 4},
+        slots=6,
+    )
+    stats = Totals("scheduler").report(scheduler_sharing(now))
+    for rank in range(2):
+        read = TierStatistics(read_bytes=100 + rank, read_seconds=0.25)
+        stats.aggregate(Totals(f"rank {rank}").report(worker_sharing(read)))
+    assert stats.reduce() == {
+        "borrowed_tokens": 512,
+        "borrowed_bytes": 201,
+        "borrowed_seconds": 0.5,
+        "borrow_loans": 2,
+        "borrow_fetched": 3,
+        "lend_done": 4,
+        "lend_slots": 6,
+        "peers_agreed": 2,
+        "peers_paused": 1,
+        "sharing_open": 1,
+    }
+    retired = scheduler_sharing(sharing_statistics(state=SharingState.RETIRED))
+    assert retired["sharing_open"] == 0
 
 
 def test_tiers_below_the_first_are_told_apart_and_ranks_are_added_up() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from attrs import define, evolve, field
 
 from kvferry.api import Answer, Grant, LentChunk, PeerAsk, PeerCard, PeerId, RankCard, Refusal, Refused
+from kvferry_sharing_p2p.peers.likeness import difference
 from kvferry_sharing_p2p.peers.messages import (
     WIRE_VERSION,
     Ask,
@@ -25,7 +27,8 @@ from kvferry_sharing_p2p.peers.messages import (
     Welcome,
 )
 from kvferry_sharing_p2p.peers.reception import MOST_GUESTS, Reception
-from kvferry_sharing_p2p.peers.translation import answer_of, card_message, card_of
+from kvferry_sharing_p2p.peers.translation import answer_message, answer_of, card_message, card_of
+from kvferry_sharing_p2p.rules import RULES
 
 RANKS = (RankCard(shard=b"a", slot_bytes=64, export=b"x"), RankCard(shard=b"b", slot_bytes=64, export=b"y"))
 HERE = PeerCard(
@@ -44,6 +47,13 @@ ANSWER = Grant(
     tokens=256,
     seconds=30.0,
 )
+
+
+@define
+class Cut:
+    """What a rule's message says of one of two."""
+
+    chunk_tokens: int
 
 
 @define
@@ -92,31 +102,37 @@ def test_who_is_alike_is_welcome_and_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "word"),
+    ("other", "rule", "word"),
     [
-        (evolve(THERE, namespace=b"n" * 32), "model"),
-        (evolve(THERE, chunk_tokens=512), "256 and 512"),
-        (evolve(THERE, block_tokens=64), "block"),
-        (evolve(THERE, channel="local"), "tcp and local"),
-        (evolve(THERE, ranks=RANKS[:1]), "ranks"),
-        (evolve(THERE, ranks=(RANKS[0], evolve(RANKS[1], shard=b"c"))), "rank 1"),
-        (evolve(THERE, ranks=(evolve(RANKS[0], slot_bytes=32), RANKS[1])), "64 and 32"),
+        (evolve(THERE, namespace=b"n" * 32), "P2P022", "model"),
+        (evolve(THERE, chunk_tokens=512), "P2P023", "256 and 512"),
+        (evolve(THERE, block_tokens=64), "P2P024", "block"),
+        (evolve(THERE, channel="local"), "P2P025", "tcp and local"),
+        (evolve(THERE, ranks=RANKS[:1]), "P2P026", "ranks"),
+        (evolve(THERE, ranks=(RANKS[0], evolve(RANKS[1], shard=b"c"))), "P2P027", "rank 1"),
+        (evolve(THERE, ranks=(evolve(RANKS[0], slot_bytes=32), RANKS[1])), "P2P028", "64 and 32"),
     ],
     ids=["model", "chunk", "block", "channel", "fewer ranks", "shard", "slot"],
 )
-def test_who_differs_is_told_in_what_and_answered_nothing(other: PeerCard, word: str) -> None:
+def test_who_differs_is_told_in_what_and_answered_nothing(other: PeerCard, rule: str, word: str) -> None:
     desk = Desk()
     reception = Reception(desk, other)
     refusal = say(reception, hello(HERE, other.id.epoch))
     assert isinstance(refusal, Unwelcome)
+    assert refusal.rule == rule
     assert word in refusal.reason
+    unlike = difference(other, HERE)
+    assert unlike is not None
+    assert unlike.rule == rule, "which is which does not matter"
     assert say(reception, Ask(1, bytes(32), (), 0, 300)) == Stranger()
     assert not desk.heard
 
 
 def test_a_hello_to_an_earlier_life_is_refused() -> None:
     reception = Reception(Desk(), HERE)
-    assert isinstance(say(reception, hello(to=b"o" * 16)), Unwelcome)
+    refusal = say(reception, hello(to=b"o" * 16))
+    assert isinstance(refusal, Unwelcome)
+    assert refusal.rule == "P2P021"
     assert say(reception, Renew(1, 1)) == Stranger()
 
 
@@ -126,6 +142,25 @@ def test_connections_are_told_apart() -> None:
     say(reception, hello(), b"1")
     assert say(reception, Done(1), b"2") == Stranger()
     assert not desk.heard
+
+
+def test_an_answer_that_comes_later_goes_where_the_peer_was_heard_last() -> None:
+    desk = Desk({1: None})
+    reception = Reception(desk, HERE)
+    assert reception.late_answer(THERE.id, ANSWER) is None, "nobody is there"
+    say(reception, hello(), b"1")
+    assert say(reception, Ask(1, bytes(32), (), 0, 300), b"1") is None
+    say(reception, hello(), b"2")
+    staged = evolve(ANSWER, region="staging")
+    way = reception.late_answer(THERE.id, staged)
+    assert way is not None
+    connection, frame = way
+    assert connection == b"1", "no word of it has come over the other one"
+    message = Codec().read_to_asker(frame, "here")
+    assert isinstance(message, Granted)
+    assert answer_of(message) == staged
+    say(reception, Renew(1, 1), b"2")
+    assert reception.late_answer(THERE.id, ANSWER) == (b"2", Codec().encode(answer_message(ANSWER)))
 
 
 def test_garbage_is_answered_and_forgotten() -> None:
@@ -143,3 +178,29 @@ def test_no_flood_of_connections_is_remembered_for_ever() -> None:
         say(reception, hello(), b"%d" % number)
     assert say(reception, Done(1), b"0") == Stranger()
     assert say(reception, Done(1), b"%d" % MOST_GUESTS) is None
+    for number in range(MOST_GUESTS + 2, 2 * MOST_GUESTS + 4):
+        say(reception, hello(), b"%d" % number)
+    assert reception.late_answer(THERE.id, ANSWER) is None
+
+
+def test_a_hello_of_another_release_is_refused_with_its_rule() -> None:
+    message = msgspec.structs.replace(hello(), version=WIRE_VERSION + 1)
+    refusal = say(Reception(Desk(), HERE), message)
+    assert isinstance(refusal, Unwelcome)
+    assert refusal.rule == "P2P020"
+    assert f"version {WIRE_VERSION + 1}" in refusal.reason
+
+
+def test_peers_are_judged_by_the_rules_that_files_are_judged_by() -> None:
+    mine, theirs = evolve(HERE, chunk_tokens=128), evolve(THERE, channel="local", chunk_tokens=512)
+    unlike = difference(mine, theirs)
+    assert unlike is not None
+    rule = next(rule for rule in RULES if rule.id == unlike.rule)
+    assert str(unlike) == f"{rule.id}: " + rule.message.format(
+        one=Cut(128),
+        other=Cut(512),
+    )
+
+
+def test_who_is_alike_but_for_names_and_exports_differs_in_nothing() -> None:
+    assert difference(HERE, THERE) is None

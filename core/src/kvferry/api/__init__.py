@@ -95,6 +95,7 @@ from kvferry.api.specs import (
     SourceSpec,
     StagingSpec,
 )
+from kvferry.api.staging import StageCopy, Staging, StagingContext
 from kvferry.api.threaded import ThreadedBackend
 from kvferry.api.tickets import (
     DeleteStatus,
@@ -209,6 +210,9 @@ __all__ = [
     "ShardLayout",
     "SourceSpec",
     "Span",
+    "StageCopy",
+    "Staging",
+    "StagingContext",
     "StagingSpec",
     "ThreadedBackend",
     "Ticket",

@@ -35,6 +35,8 @@ class FactSource(enum.Enum):
     """Core, which works it out of the configuration."""
     ENGINE = "engine"
     """The engine that starts, or a facts file about it."""
+    PEER = "peer"
+    """Another instance, when the two introduce themselves."""
 
 
 @frozen(kw_only=True)

@@ -82,10 +82,12 @@ class Grant:
     number: int
     chunks: tuple[LentChunk, ...]
     slots: tuple[int, ...]
-    """In the first tier; the same on every rank."""
+    """In ``region``; the same on every rank."""
     tokens: int
     """How many tokens from the head are to be had, skipped ones included."""
     seconds: float
+    region: str = "arena"
+    """Of each rank's channel: ``slots`` are cut out of it. The same on every rank."""
 
 
 @frozen
@@ -105,7 +107,8 @@ class PeerDesk(Protocol):
     """
 
     def ask(self, peer: PeerId, ask: PeerAsk) -> Answer | None:
-        """Lend what there is. ``None`` for a question that is being answered already: there is one answer."""
+        """Lend what there is. ``None`` if the answer follows, by :meth:`PeerCarrier.answer`, or if the same
+        question is being answered already: there is one answer."""
         ...
 
     def renew(self, peer: PeerId, number: int) -> float:
@@ -221,6 +224,10 @@ class PeerCarrier(Protocol):
 
     def done(self, peer: PeerId, number: int) -> None:
         """Nothing is read under this number any more, or ever will be."""
+        ...
+
+    def answer(self, peer: PeerId, answer: Answer) -> None:
+        """Tell a peer the answer to an ask for which :meth:`PeerDesk.ask` gave none."""
         ...
 
     def close(self, deadline: float) -> None:

@@ -151,7 +151,9 @@ class StagingSpec:
 
     name: str
     factory: str
+    """Class with the shape of :class:`kvferry.api.Staging`."""
     options: str
+    """attrs class of the keys of the section ``staging:``, beside core's."""
     summary: str = ""
 
 

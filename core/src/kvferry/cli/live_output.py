@@ -8,7 +8,7 @@ from pathlib import Path
 from kvferry.api.units import format_duration
 from kvferry.cli.output import table
 from kvferry.compat.values import size_text
-from kvferry.data.questions import Cleared, LowerStatus, Pins, Quotas, Status, TierCleared
+from kvferry.data.questions import Cleared, LowerStatus, Pins, Quotas, SharingStatus, Status, TierCleared
 from kvferry.runtime.instances import Instance
 
 _NO_SALT = "(no salt)"
@@ -38,7 +38,8 @@ def instances_text(instances: Sequence[Instance], root: Path) -> str:
 
 
 def status_text(status: Status) -> str:
-    """A table of numbers for each tier, and one of what requests have of those below the first."""
+    """A table of numbers for each tier, of what requests have of those below the first and of other
+    instances, of those instances, and of what is borrowed from them and lent to them."""
     workers = "all workers are here" if status.workers_ready else "not all workers are here: nothing is found"
     parts = [
         _numbers(f"tier {status.tier}, {size_text(status.slot_bytes)} a slot; {workers}", status.numbers)
@@ -46,7 +47,25 @@ def status_text(status: Status) -> str:
     parts += [_numbers(_health(tier), tier.numbers) for tier in status.lower]
     if status.lower:
         parts.append(_numbers("what requests have of the tiers below the first", status.waiting))
+    elif status.sharing:
+        parts.append(_numbers("what requests have of other instances", status.waiting))
+    if status.sharing:
+        parts += _sharing(status.sharing)
     return "\n\n".join(parts)
+
+
+def _sharing(sharing: SharingStatus) -> list[str]:
+    head = f"shared with other instances as {sharing.instance} over {sharing.channel}: {sharing.state}"
+    if sharing.reason:
+        head += f"; a channel was not open last because: {sharing.reason}"
+    rows = [("PEER", "EPOCH", "STANDING", "REASON")]
+    rows += [(peer.peer, peer.epoch[:8], peer.standing, peer.reason or "-") for peer in sharing.peers]
+    peers = table(rows) if sharing.peers else ["nothing was wanted of any peer lately"]
+    return [
+        "\n".join([head, "", *peers]),
+        _numbers("borrowed from peers", sharing.borrowed),
+        _numbers("lent to peers", sharing.lent),
+    ]
 
 
 def _health(tier: LowerStatus) -> str:

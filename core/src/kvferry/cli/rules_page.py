@@ -40,6 +40,7 @@ _GIVEN_BY = {
     FactSource.PLUGIN: "a plugin's claim",
     FactSource.CONFIGURATION: "the configuration",
     FactSource.CORE: "core",
+    FactSource.PEER: "the instances' hello",
 }
 
 

@@ -48,6 +48,31 @@ _CLAIMS = (
         FactKind.SIZE,
         "the largest chunk that it takes; not set for any",
     ),
+    ("channel.capabilities.memory", FactKind.TEXTS, "kinds of memory that the channel can register"),
+    ("channel.capabilities.read", FactKind.FLAG, "it reads a peer's memory, which does nothing for it"),
+    ("channel.capabilities.write", FactKind.FLAG, "it writes a peer's memory, which does nothing for it"),
+    (
+        "channel.capabilities.register_before_connect",
+        FactKind.FLAG,
+        "a peer sees only what was registered before it connected",
+    ),
+    ("channel.capabilities.same_host", FactKind.FLAG, "it reaches peers on this machine alone"),
+    ("channel.capabilities.max_ops", FactKind.COUNT, "operations that one call takes; not set for any"),
+    (
+        "channel.capabilities.max_registered_bytes",
+        FactKind.SIZE,
+        "memory that it can register together; not set where only the system limits it",
+    ),
+    (
+        "channel.capabilities.reconnect",
+        FactKind.FLAG,
+        "a peer that comes back is reached without opening it again",
+    ),
+    (
+        "channel.capabilities.staging",
+        FactKind.FLAG,
+        "it may work out of a staging arena, in place of whole tiers",
+    ),
     ("devices.*.name", FactKind.TEXT, "a device that a listed plugin knows"),
     (
         "listed.connectors",
@@ -61,6 +86,14 @@ _PLACES = (
         "tiers.*.place.idle_keys",
         FactKind.TEXTS,
         "keys that were set and do nothing there: on the first tier those of lower ones, on others its own",
+    ),
+)
+_SHARING = (
+    (
+        "sharing.*.host_bytes",
+        FactKind.SIZE,
+        "memory per worker that sharing takes beside the tiers: the arena of the staging, and the buffers "
+        "that reads land in, which another device than cpu may hold itself",
     ),
 )
 _AT_LEAST_ONE = frozenset(
@@ -87,7 +120,7 @@ CORE_FACTS = tuple(
         (FactSource.HOST, _HOST),
         (FactSource.ENGINE, _ENGINE),
         (FactSource.PLUGIN, _CLAIMS),
-        (FactSource.CORE, _PLACES),
+        (FactSource.CORE, (*_PLACES, *_SHARING)),
     )
     for path, kind, meaning in rows
 )

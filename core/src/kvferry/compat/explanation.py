@@ -21,6 +21,7 @@ _GIVEN = {
     FactSource.HOST: "from the host",
     FactSource.CORE: "worked out by core",
     FactSource.ENGINE: "from the engine",
+    FactSource.PEER: "told between instances",
 }
 _MOST_TELLING_FIRST = (Outcome.VIOLATED, Outcome.UNVERIFIED, Outcome.OK, Outcome.NOT_APPLICABLE)
 

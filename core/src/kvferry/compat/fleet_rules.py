@@ -27,6 +27,8 @@ _STORES = (
 )
 
 _IN_MEMORY = "instances.*.tiers.*[capabilities.addressable].capacity"
+_SHARING = "instances.*.sharing.*.host_bytes"
+_EACH = f"{{{_IN_MEMORY}:size}} each in tiers and {{{_SHARING}:size}} for sharing"
 _WORKERS = "instances.*.engine.workers"
 _WORKERS_KNOWN = Known(_WORKERS)
 
@@ -49,20 +51,27 @@ def _kept_apart(
 
 def _many_fit(share: float = 1) -> Check:
     return Check(
-        "sum over all instances of engine.workers x tiers.*.capacity in memory <= "
-        f"{shown(share)}host.memory_bytes",
-        (_WORKERS, _IN_MEMORY, "host.memory_bytes"),
-        lambda workers, capacities, memory: (
-            sum(count * sum(each) for count, each in zip(workers, capacities, strict=True)) <= share * memory
+        "sum over all instances of engine.workers x (tiers.*.capacity in memory and sharing.*.host_bytes) "
+        f"<= {shown(share)}host.memory_bytes",
+        (_WORKERS, _IN_MEMORY, _SHARING, "host.memory_bytes"),
+        lambda workers, capacities, sharing, memory: (
+            sum(
+                count * (sum(each) + sum(beside))
+                for count, each, beside in zip(workers, capacities, sharing, strict=True)
+            )
+            <= share * memory
         ),
     )
 
 
 def _ones_fit(share: float = 1) -> Check:
     return Check(
-        f"sum over all instances of tiers.*.capacity in memory <= {shown(share)}host.memory_bytes",
-        (_IN_MEMORY, "host.memory_bytes"),
-        lambda capacities, memory: sum(map(sum, capacities)) <= share * memory,
+        "sum over all instances of tiers.*.capacity in memory and sharing.*.host_bytes <= "
+        f"{shown(share)}host.memory_bytes",
+        (_IN_MEMORY, _SHARING, "host.memory_bytes"),
+        lambda capacities, sharing, memory: (
+            sum(map(sum, capacities)) + sum(map(sum, sharing)) <= share * memory
+        ),
     )
 
 
@@ -78,13 +87,15 @@ def _stores(
     return facts
 
 
-def _fleet(*capacities: int, workers: int | None = None) -> Mapping[str, object]:
+def _fleet(*capacities: int, workers: int | None = None, staging: int = 0) -> Mapping[str, object]:
     facts: dict[str, object] = {"host.memory_bytes": 64 * _GIB}
     for label, capacity in zip("abcd", capacities, strict=False):
         facts[f"instances.{label}.tiers.cpu.capacity"] = capacity * _GIB
         facts[f"instances.{label}.tiers.cpu.capabilities.addressable"] = True
         if workers is not None:
             facts[f"instances.{label}.engine.workers"] = workers
+        if staging:
+            facts[f"instances.{label}.sharing.staging.host_bytes"] = staging * _GIB
     return facts
 
 
@@ -195,12 +206,13 @@ FLEET_RULES = (
         require=_many_fit(),
         requires=("CORE040",),
         message=f"together the instances need more than the {{host.memory_bytes:size}} of memory that the "
-        f"machine has: {{{_WORKERS}}} workers with {{{_IN_MEMORY}:size}} each",
+        f"machine has: {{{_WORKERS}}} workers with {_EACH}",
         fix="capacity is per worker: lower it until all workers of all instances fit",
         source="design",
         examples=(
             Example(facts=_fleet(8, 16, workers=2), passes=True),
             Example(facts=_fleet(16, 24, workers=2), passes=False),
+            Example(facts=_fleet(8, 16, workers=2, staging=8), passes=False),
         ),
     ),
     Rule(
@@ -211,7 +223,7 @@ FLEET_RULES = (
         require=_many_fit(COMFORTABLE),
         requires=("CORE041", "CORE064"),
         message=f"together the instances leave little of the {{host.memory_bytes:size}} of memory to the "
-        f"engines and the models: {{{_WORKERS}}} workers with {{{_IN_MEMORY}:size}} each",
+        f"engines and the models: {{{_WORKERS}}} workers with {_EACH}",
         fix="capacity is per worker: lower it, or make sure that nothing else needs the memory",
         source="design",
         examples=(
@@ -226,13 +238,14 @@ FLEET_RULES = (
         when=~_WORKERS_KNOWN,
         require=_ones_fit(),
         requires=("CORE042",),
-        message=f"with one worker each, the instances need {{{_IN_MEMORY}:size}}, more than the "
+        message=f"with one worker each, the instances need {_EACH}, more than the "
         "{host.memory_bytes:size} of memory that the machine has",
         fix="lower the capacities, or check the files on the machine that they are meant for",
         source="design",
         examples=(
             Example(facts=_fleet(16, 24), passes=True),
             Example(facts=_fleet(32, 40), passes=False),
+            Example(facts=_fleet(16, 24, staging=16), passes=False),
         ),
     ),
     Rule(
@@ -242,7 +255,7 @@ FLEET_RULES = (
         when=~_WORKERS_KNOWN,
         require=_ones_fit(COMFORTABLE),
         requires=("CORE043", "CORE066"),
-        message=f"with one worker each, the instances need {{{_IN_MEMORY}:size}}, which leaves little of the "
+        message=f"with one worker each, the instances need {_EACH}, which leaves little of the "
         "{host.memory_bytes:size} of memory to the engines and the models",
         fix="lower the capacities, or check the files on the machine that they are meant for",
         source="design",

@@ -10,25 +10,31 @@ COMFORTABLE = 0.8
 _GIB = 1 << 30
 _WORKERS_KNOWN = Known("engine.workers")
 _IN_MEMORY = "tiers.*[capabilities.addressable].capacity"
-_MANY = ("engine.workers", _IN_MEMORY, "host.memory_bytes")
-_ONE = (_IN_MEMORY, "host.memory_bytes")
+_SHARING = "sharing.*.host_bytes"
+_MANY = ("engine.workers", _IN_MEMORY, _SHARING, "host.memory_bytes")
+_ONE = (_IN_MEMORY, _SHARING, "host.memory_bytes")
+_EACH = f"{{{_IN_MEMORY}:size}} each in tiers and {{{_SHARING}:size}} for sharing"
+_ALONE = f"{{{_IN_MEMORY}:size}} in tiers and {{{_SHARING}:size}} for sharing"
 
 
 def many_fit(share: float = 1) -> Check:
     """All workers of the engine together need at most this share of the memory."""
     return Check(
-        f"engine.workers x sum of tiers.*.capacity in memory <= {shown(share)}host.memory_bytes",
+        f"engine.workers x (sum of tiers.*.capacity in memory and of sharing.*.host_bytes) <= "
+        f"{shown(share)}host.memory_bytes",
         _MANY,
-        lambda workers, capacities, memory: workers * sum(capacities) <= share * memory,
+        lambda workers, capacities, sharing, memory: (
+            workers * (sum(capacities) + sum(sharing)) <= share * memory
+        ),
     )
 
 
 def one_fits(share: float = 1) -> Check:
     """One worker needs at most this share of the memory."""
     return Check(
-        f"sum of tiers.*.capacity in memory <= {shown(share)}host.memory_bytes",
+        f"sum of tiers.*.capacity in memory and of sharing.*.host_bytes <= {shown(share)}host.memory_bytes",
         _ONE,
-        lambda capacities, memory: sum(capacities) <= share * memory,
+        lambda capacities, sharing, memory: sum(capacities) + sum(sharing) <= share * memory,
     )
 
 
@@ -37,12 +43,18 @@ def shown(share: float) -> str:
     return "" if share == 1 else f"{share} x "
 
 
-def _budget(capacity: int, workers: int | None = None) -> dict[str, object]:
+def _budget(
+    capacity: int, workers: int | None = None, *, staging: int = 0, buffer: int = 0
+) -> dict[str, object]:
     facts: dict[str, object] = {
         "tiers.cpu.capacity": capacity * _GIB,
         "tiers.cpu.capabilities.addressable": True,
         "host.memory_bytes": 32 * _GIB,
     }
+    if staging:
+        facts["sharing.staging.host_bytes"] = staging * _GIB
+    if buffer:
+        facts["sharing.landing.host_bytes"] = buffer * _GIB
     return facts if workers is None else {**facts, "engine.workers": workers}
 
 
@@ -52,13 +64,16 @@ HOST_RULES = (
         severity=Severity.ERROR,
         when=_WORKERS_KNOWN,
         require=many_fit(),
-        message=f"{{engine.workers}} workers with {{{_IN_MEMORY}:size}} each need more than the "
+        message=f"{{engine.workers}} workers with {_EACH} need more than the "
         "{host.memory_bytes:size} of memory that the machine has",
-        fix="capacity is per worker: lower it to less than the memory divided by {engine.workers}",
+        fix="capacities and buffers are per worker: lower them to less than the memory divided by "
+        "{engine.workers}",
         source="design",
         examples=(
             Example(facts=_budget(8, workers=2), passes=True),
+            Example(facts=_budget(8, workers=2, staging=4, buffer=1), passes=True),
             Example(facts=_budget(20, workers=2), passes=False),
+            Example(facts=_budget(12, workers=2, staging=4, buffer=1), passes=False),
         ),
     ),
     Rule(
@@ -67,7 +82,7 @@ HOST_RULES = (
         when=_WORKERS_KNOWN,
         require=many_fit(COMFORTABLE),
         requires=("CORE040",),
-        message=f"{{engine.workers}} workers with {{{_IN_MEMORY}:size}} each leave little of the "
+        message=f"{{engine.workers}} workers with {_EACH} leave little of the "
         "{host.memory_bytes:size} of memory to the engine and the model",
         fix="capacity is per worker: lower it, or make sure that nothing else needs the memory",
         source="design",
@@ -81,13 +96,14 @@ HOST_RULES = (
         severity=Severity.ERROR,
         when=~_WORKERS_KNOWN,
         require=one_fits(),
-        message=f"one worker alone with {{{_IN_MEMORY}:size}} needs more than the "
+        message=f"one worker alone with {_ALONE} needs more than the "
         "{host.memory_bytes:size} of memory that the machine has",
         fix="lower the capacity, or check the file on the machine that it is meant for",
         source="design",
         examples=(
             Example(facts=_budget(8), passes=True),
             Example(facts=_budget(40), passes=False),
+            Example(facts=_budget(28, staging=8), passes=False),
         ),
     ),
     Rule(
@@ -96,7 +112,7 @@ HOST_RULES = (
         when=~_WORKERS_KNOWN,
         require=one_fits(COMFORTABLE),
         requires=("CORE042",),
-        message=f"one worker alone with {{{_IN_MEMORY}:size}} leaves little of the "
+        message=f"one worker alone with {_ALONE} leaves little of the "
         "{host.memory_bytes:size} of memory to the engine and the model",
         fix="lower the capacity, or check the file on the machine that it is meant for",
         source="design",

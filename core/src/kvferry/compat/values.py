@@ -31,7 +31,8 @@ def size_text(count: int) -> str:
 def value_text(value: object, form: str = "") -> str:
     """The value as it reads in a sentence; ``form`` ``size`` writes byte counts with a unit."""
     if isinstance(value, tuple | list):
-        return ", ".join(value_text(item, form) for item in value) or "none"
+        # Of several members those that have nothing are not counted up.
+        return ", ".join(value_text(item, form) for item in value if item not in ((), [])) or "none"
     if form == "size" and isinstance(value, int) and not isinstance(value, bool):
         return size_text(value)
     return "not set" if value is None else str(value)

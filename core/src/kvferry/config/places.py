@@ -1,8 +1,10 @@
-"""Where each tier stands among the others, as facts: a path alone does not say which tier is the first."""
+"""What follows from several keys together, as facts: where each tier stands, what memory sharing takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+
+from attrs import evolve
 
 from kvferry.api import Fact
 from kvferry.config.nodes import DEFAULT
@@ -37,3 +39,15 @@ def place_facts(tiers: Iterable[str], facts: Mapping[str, Fact]) -> Iterator[Fac
             value=tuple(fact.path.rpartition(".")[2] for fact in idle),
             origin=", ".join(dict.fromkeys(fact.origin for fact in idle)) or stands,
         )
+
+
+def sharing_facts(facts: Mapping[str, Fact]) -> Iterator[Fact]:
+    """Memory per worker beside the tiers: the arena of a staging, and buffers that reads from peers land in.
+
+    ``facts`` are those of the keys. What is not used takes no memory, and gives no fact.
+    """
+    staged = facts["staging.use"].value is not None
+    if staged:
+        yield evolve(facts["staging.capacity"], path="sharing.staging.host_bytes")
+    if facts["p2p.use"].value is not None and (staged or facts["p2p.delay"].value):
+        yield evolve(facts["p2p.buffer"], path="sharing.landing.host_bytes")

@@ -10,7 +10,16 @@ from typing import ClassVar, NewType
 from attrs import Attribute, field, frozen
 from attrs.validators import optional
 
-from kvferry.api import BackendSpec, ChannelSpec, ConnectorSpec, EvictionSpec, Fact, LookupSpec, SourceSpec
+from kvferry.api import (
+    BackendSpec,
+    ChannelSpec,
+    ConnectorSpec,
+    EvictionSpec,
+    Fact,
+    LookupSpec,
+    SourceSpec,
+    StagingSpec,
+)
 from kvferry.api.units import ByteSize, Duration
 from kvferry.config.fields import (
     UNIT_KINDS,
@@ -29,7 +38,7 @@ from kvferry.config.fields import (
 )
 from kvferry.config.flow import flow_text
 from kvferry.config.leaves import HIDDEN, Leaf
-from kvferry.config.places import place_facts
+from kvferry.config.places import place_facts, sharing_facts
 
 TierName = NewType("TierName", str)
 """Lower-case letters, digits, ``_`` and ``-``, so that variables and dotted names can reach it."""
@@ -95,6 +104,15 @@ class StoreWhen(enum.Enum):
     """As soon as they are in the first tier."""
     WRITE_ON_EVICT = "write_on_evict"
     """When the first tier would drop them to make room."""
+
+
+class LandOn(enum.Enum):
+    """Where what is read from peers arrives."""
+
+    HOST = "host"
+    """In the first tier."""
+    DEVICE = "device"
+    """In memory of the kind that the engine computes in, and from there in its blocks."""
 
 
 @frozen(kw_only=True)
@@ -184,6 +202,29 @@ class Sharing:
     """Reads between instances. Without ``use`` nothing is shared."""
 
     use: str | None = field(default=None, metadata={"doc": "name of the source of peers' chunks"})
+    pull: bool = field(
+        default=True,
+        metadata={"doc": "whoever needs chunks reads them out of its peer's memory; the one way there is"},
+    )
+    delay: bool = field(
+        default=False,
+        metadata={
+            "doc": "read while the engine's blocks are filled, not before; false reads into the first tier"
+        },
+    )
+    land_on: LandOn = field(
+        default=LandOn.HOST,
+        metadata={"doc": "memory in which reads arrive: host is the first tier's, device the engine's kind"},
+    )
+    buffer: ByteSize = field(
+        default=ByteSize(128 << 20),
+        validator=positive,
+        metadata={"doc": "memory per rank that reads pass through, as two halves in turns, where they do"},
+    )
+    keep: bool = field(
+        default=True,
+        metadata={"doc": "whether the first tier stores what was read from peers, too"},
+    )
     load_deadline: Duration = field(
         default=Duration(5.0),
         validator=positive,
@@ -224,6 +265,21 @@ class Sharing:
 
 
 @frozen(kw_only=True)
+class Staging:
+    """Memory between the first tier and a channel that cannot register the whole of it. Without ``use``
+    peers read the first tier itself."""
+
+    use: str | None = field(default=None, metadata={"doc": "name of the staging"})
+    capacity: ByteSize = field(
+        default=ByteSize(1 << 30),
+        validator=positive,
+        metadata={"doc": "memory per rank; what peers read at once has to fit in it"},
+    )
+    options: object = own_keys(StagingSpec)
+    origin: str = origin()
+
+
+@frozen(kw_only=True)
 class Config:
     """A whole configuration without faults. Immutable; may be read from any thread."""
 
@@ -247,6 +303,9 @@ class Config:
     )
     lookup: Lookup = field(factory=Lookup, metadata={"doc": "the directory that says who has which chunks"})
     p2p: Sharing = field(factory=Sharing, metadata={"doc": "reads between instances"})
+    staging: Staging = field(
+        factory=Staging, metadata={"doc": "memory that peers read in place of the first tier"}
+    )
     waive: Mapping[RuleId, Reason] = field(
         factory=dict, metadata={"doc": "compatibility rules to ignore, each with its reason"}
     )
@@ -258,7 +317,8 @@ class Config:
 
         A mapping of plain values is a fact as well, in one piece: its keys are the user's and may hold
         dots, so that no path reaches them for certain. Beside a tier's keys stand two facts below
-        ``place``: whether it is the first, and which of its keys do nothing there.
+        ``place``: whether it is the first, and which of its keys do nothing there. Below ``sharing`` stands
+        what memory sharing takes.
         """
         facts: dict[str, Fact] = {}
         for leaf in self.leaves:
@@ -275,6 +335,7 @@ class Config:
             leaf.path[1] for leaf in self.leaves if leaf.path[0] == "tiers" != leaf.path[-1]
         )
         facts.update({fact.path: fact for fact in place_facts(tiers, facts)})
+        facts.update({fact.path: fact for fact in sharing_facts(facts)})
         return facts
 
 

@@ -23,6 +23,7 @@ class _Quest:
     """What one rise looks for at others."""
 
     id: int
+    request: str
     rise: int
     salt: str
     keys: tuple[bytes, ...]
@@ -69,6 +70,8 @@ class Borrowing:
         self._quests: dict[int, _Quest] = {}
         self._asked: dict[int, _Quest] = {}
         self._loans: dict[int, Loan] = {}
+        self._kept: dict[str, Loan] = {}
+        """Those that requests have not taken yet."""
         self._peers: dict[str, Peer] = {}
 
     def begin(self, rise: int, wanted: Wanted, skip: int, reached: int, now: float) -> None:
@@ -76,10 +79,19 @@ class Borrowing:
         self._last_quest += 1
         deadline = now + self._settings.load_deadline
         # The request's own keys may become more meanwhile.
-        keys = tuple(wanted.keys)
+        keys = tuple(wanted.keys[: self._full(wanted)])
         tails = tuple(wanted.tail_keys(len(keys)))
         quest = _Quest(
-            self._last_quest, rise, wanted.salt, keys, tails, wanted.limit_tokens, skip, reached, deadline
+            self._last_quest,
+            wanted.request,
+            rise,
+            wanted.salt,
+            keys,
+            tails,
+            wanted.limit_tokens,
+            skip,
+            reached,
+            deadline,
         )
         self._quests[quest.id] = quest
         self.counts["quests"] += 1
@@ -90,10 +102,21 @@ class Borrowing:
         """How long a request waits for what others have."""
         return self._settings.load_deadline
 
+    @property
+    def for_all(self) -> bool:
+        """Whether what comes from peers is of use to other requests as well: it is in the first tier then."""
+        return not self._settings.delay
+
     def worth(self, wanted: Wanted, skip: int, reached: int) -> bool:
         """Whether to look at others for what comes behind ``skip`` chunks and ``reached`` tokens."""
-        reachable = min(wanted.limit_tokens, len(wanted.keys) * self._chunk)
-        return skip < len(wanted.keys) and reachable - reached >= max(1, self._settings.min_load_tokens)
+        if self._settings.delay and not wanted.asked:
+            return False  # a lease would run while the request waits for its turn
+        full = self._full(wanted)
+        return skip < full and full * self._chunk - reached >= max(1, self._settings.min_load_tokens)
+
+    def _full(self, wanted: Wanted) -> int:
+        """How many full chunks it may have: a directory knows of no others."""
+        return min(len(wanted.keys), wanted.limit_tokens // self._chunk)
 
     def take(self) -> list[Tell]:
         """What is to be sent, in this order."""
@@ -167,10 +190,21 @@ class Borrowing:
             quest.asked_at + answer.seconds,
             answer.seconds,
             quest.asked_at + answer.seconds / 2,
+            region=answer.region,
+            first=quest.skip,
+            tokens=self._reach(quest, answer),
         )
         self._loans[loan.number] = loan
         del self._quests[quest.id]
-        self._rises.extend(quest.rise, loan)
+        if not self._settings.delay:
+            self._rises.extend(quest.rise, loan)
+            return
+        if self._rises.goes_on(quest.rise):
+            self.drop(quest.request)
+            self._kept[quest.request] = loan
+        else:
+            self.release(loan)
+        self._rises.extend(quest.rise, None)
 
     def renewed(self, peer_id: PeerId, number: int, turn: int, seconds: float) -> None:
         """How long a loan lasts from the moment on in which its renewal was answered; 0 if it has ended."""
@@ -180,6 +214,16 @@ class Borrowing:
         loan.deadline = max(loan.deadline, loan.asked_at + seconds)
         loan.renew_at = loan.asked_at + seconds / 2 if seconds > loan.lasts / 2 else NEVER
         loan.asked_at = NEVER
+
+    def take_kept(self, request: str) -> Loan | None:
+        """What a peer lends the request, which releases it from here on."""
+        return self._kept.pop(request, None)
+
+    def drop(self, request: str) -> None:
+        """The request does not take what a peer lends it."""
+        loan = self._kept.pop(request, None)
+        if loan is not None:
+            self.release(loan)
 
     # What happens meanwhile
 
@@ -245,8 +289,21 @@ class Borrowing:
     def workers_lost(self) -> None:
         """No worker is left, and none of them knows a peer any more."""
         self.give_up_all()
+        self._kept.clear()
+        for loan in list(self._loans.values()):
+            self.release(loan)
         self._peers.clear()
         self.orders.clear()
+
+    @property
+    def loans(self) -> int:
+        """How many are held."""
+        return len(self._loans)
+
+    @property
+    def seeks(self) -> bool:
+        """Whether some answer is waited for."""
+        return bool(self._quests)
 
     @property
     def at_rest(self) -> bool:
@@ -345,6 +402,15 @@ class Borrowing:
     def _waiting_for(self, peer: Peer) -> list[_Quest]:
         """For the end of its greeting."""
         return [quest for quest in self._quests.values() if quest.greeting == peer.id]
+
+    def _reach(self, quest: _Quest, grant: Grant) -> int:
+        """The end of what was asked for and is lent, as tokens from the start of the prefix."""
+        last = grant.chunks[-1]
+        end = (last.depth + 1) * self._chunk
+        if last.depth == len(quest.keys):
+            names = {(last.digest, last.tokens), *last.aliases}
+            end = last.depth * self._chunk + max(tokens for name, tokens in names.intersection(quest.tails))
+        return min(end, quest.limit_tokens)
 
     def _is_true(self, quest: _Quest, grant: Grant) -> bool:
         """Whether a grant is of the chunks behind those that were skipped, in their order. Behind all whole

@@ -9,6 +9,7 @@ from typing import Protocol
 from attrs import define, frozen
 
 from kvferry.api import LentChunk, PeerId
+from kvferry.control.brought import Source
 from kvferry.control.deadlines import NEVER
 from kvferry.control.orders import CancelOrder, Order, OrderResult, PullOrder
 from kvferry.control.outcomes import ChunkFacts
@@ -33,6 +34,8 @@ class BorrowSettings:
     """How long a peer that failed is asked nothing."""
     failures: int = 2
     """How often in a row a peer may fail before it is paused."""
+    delay: bool = False
+    """What a peer lends goes into the engine's blocks, and not before the request has them."""
 
     @property
     def chunks_in_flight(self) -> int:
@@ -105,6 +108,12 @@ class Loan:
     asked_at: float = NEVER
     """When that was; never once it is answered."""
     at: int = 0
+    region: str = "arena"
+    """Of the peer's ranks."""
+    first: int = 0
+    """How many chunks of the prefix come before those of the loan."""
+    tokens: int = 0
+    """From the start of the prefix to the end of what was asked for and is lent."""
 
     @property
     def stop(self) -> int:
@@ -113,6 +122,10 @@ class Loan:
     @property
     def origin(self) -> Peer:
         return self.peer
+
+    @property
+    def source(self) -> Source:
+        return Source.PEER
 
     def stands(self, now: float) -> bool:
         return self.peer.standing is Standing.AGREED and self.seconds_left(now) > 0
@@ -128,7 +141,8 @@ class Loan:
             tuple(chunks),
             tuple(self.slots[chunk.digest] for chunk in chunks),
             tuple(slots),
-            min(self.peer.settings.load_deadline, max(0.0, self.seconds_left(now))),
+            now + min(self.peer.settings.load_deadline, max(0.0, self.seconds_left(now))),
+            self.region,
         )
 
     def cancel(self, number: int) -> Order:
@@ -140,9 +154,13 @@ class Loan:
     def release(self) -> None:
         self.owner.release(self)
 
+    def until(self) -> float:
+        """When nothing may be read any more, as far as is known now."""
+        return self.deadline - self.peer.settings.guard_seconds
+
     def seconds_left(self, now: float) -> float:
         """For how long bytes may still be read."""
-        return self.deadline - self.peer.settings.guard_seconds - now
+        return self.until() - now
 
 
 def facts_of(chunk: LentChunk, salt: str, asked_at: float) -> ChunkFacts:

@@ -73,14 +73,28 @@ class CancelOrder:
 
 @frozen
 class PullOrder:
-    """Copy chunks out of a peer's first tier into ours: on every rank, out of these slots of the same rank
-    of the peer. A guard interval has been taken off ``seconds`` already: the peer's lease ends later."""
+    """Copy chunks out of a peer's memory into our first tier: on every rank, out of these slots of the same
+    rank of the peer, in a region of that name. ``deadline`` is a time of the manager's clock, from which a
+    guard interval has been taken off already: the peer's lease ends later."""
 
     id: int
     peer: str
     epoch: bytes
     """Of the peer. What another epoch of it lent is void."""
     chunks: tuple[ChunkFacts, ...]
+    from_slots: tuple[int, ...]
+    slots: tuple[int, ...]
+    deadline: float
+    region: str = "arena"
+
+
+@frozen
+class StageOrder:
+    """Copy chunks of so many ``tokens`` out of slots of the first tier into slots of the staging, on every
+    rank, the first ones first. ``seconds`` is how long it may take."""
+
+    id: int
+    tokens: tuple[int, ...]
     from_slots: tuple[int, ...]
     slots: tuple[int, ...]
     seconds: float

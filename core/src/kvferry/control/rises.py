@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from attrs import define, field
 
+from kvferry.control.brought import Brought
 from kvferry.control.consignment import Consignment
 from kvferry.control.deadlines import NEVER
 from kvferry.control.manager import CacheManager
@@ -70,6 +71,7 @@ class Rises:
         next_id: Callable[[], int],
         on_granted: Callable[[int], None] = lambda _slot: None,
     ) -> None:
+        self.brought = Brought()
         self._first = first
         self._on_granted = on_granted
         self._next_id = next_id
@@ -193,6 +195,8 @@ class Rises:
             return True
         self._results.popleft()
         del rise.under_way[result.id]
+        came = [chunk for place, chunk in enumerate(fetch.chunks) if place not in result.faults]
+        self.brought.note(came, fetch.segment.source)
         fetch.segment.fetched(fetch.chunks, result, now)
         if result.faults:
             self._stop(rise)

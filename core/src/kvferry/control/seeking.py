@@ -29,6 +29,8 @@ class Wanted:
     limit_tokens: int
     held_tokens: int
     local_tokens: int
+    asked: bool = True
+    """Whether the engine would run the request now."""
 
 
 class Elsewhere(Protocol):
@@ -37,6 +39,11 @@ class Elsewhere(Protocol):
     @property
     def wait_seconds(self) -> float:
         """How long a request waits for what is there."""
+        ...
+
+    @property
+    def for_all(self) -> bool:
+        """Whether what is found there is of use to other requests as well."""
         ...
 
     def worth(self, wanted: Wanted, skip: int, reached: int) -> bool:
@@ -127,7 +134,9 @@ class Seek:
             return False
         if elsewhere is not None:
             self.wait_seconds = max(self.wait_seconds, elsewhere.wait_seconds)
-        last = len(wanted.keys) if elsewhere is not None else self._segments[-1].stop
+        last = self._segments[-1].stop if self._segments else self._first_chunk
+        if elsewhere is not None and elsewhere.for_all:
+            last = len(wanted.keys)
         self.rise = self._rises.start(
             wanted.request,
             wanted.salt,

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from attrs import define
 
+from kvferry.control.brought import Source
 from kvferry.control.lower import LowerTier
 from kvferry.control.manager import CacheManager
 from kvferry.control.orders import CancelOrder, FetchOrder, Order, OrderResult
@@ -61,6 +62,11 @@ class Segment(Protocol):
     @property
     def origin(self) -> Origin: ...
 
+    @property
+    def source(self) -> Source:
+        """What kind of origin that is."""
+        ...
+
     def stands(self, now: float) -> bool:
         """Whether it is of any use to send for more of it."""
         ...
@@ -97,6 +103,10 @@ class TierSegment:
     @property
     def origin(self) -> Origin:
         return self.tier
+
+    @property
+    def source(self) -> Source:
+        return Source.TIER
 
     def stands(self, now: float) -> bool:
         return self.tier.usable and self.tier.index is self.index

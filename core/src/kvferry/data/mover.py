@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 
-from attrs import define, evolve, field, frozen
+from attrs import asdict, define, evolve, field, frozen
 
 from kvferry.api import KVFerryError, Region
 from kvferry.data.copy import SpanCopier
@@ -40,6 +40,10 @@ class MoverStatistics:
     failed_transfers: int = 0
     verified_blocks: int = 0
     mismatched_blocks: int = 0
+
+    def plus(self, other: MoverStatistics) -> MoverStatistics:
+        """The totals of both."""
+        return _evolve(self, **asdict(other))
 
 
 @frozen

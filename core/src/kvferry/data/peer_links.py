@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -23,24 +23,12 @@ from kvferry.api import (
 from kvferry.control.orders import ItemFault
 from kvferry.data.item_faults import fault_of, faults_of
 from kvferry.data.priorities import leave_the_engines_core, stand_behind_the_engine
-from kvferry.data.pulls import ARENA, PullPlan
-from kvferry.data.wire import ForgetPeer, MeetPeer, PullChunks
+from kvferry.data.pulls import PullPlan, Reading
+from kvferry.data.wire import ForgetPeer, MeetPeer
 
 _log = logging.getLogger(__name__)
 
 _CLOSING = "the channel is being closed"
-
-
-class PullListener(Protocol):
-    """What becomes of pulls. Called from any thread; must not block."""
-
-    def done(self, order: int, faults: dict[int, ItemFault], reason: str) -> None:
-        """A pull ended: exactly once each. Nothing touches its slots any more."""
-        ...
-
-    def filled(self, slots: Collection[int]) -> None:
-        """These slots of the first tier hold chunks that were read. Called before :meth:`done`."""
-        ...
 
 
 class PullMeter(Protocol):
@@ -53,8 +41,7 @@ class PullMeter(Protocol):
 
 @define(eq=False)
 class _Pull:
-    order: PullChunks
-    deadline: float
+    reading: Reading
     ticket: Ticket[TransferStatus] | None = None
     cancelled: bool = False
     ended: bool = False
@@ -86,10 +73,10 @@ class _Link:
 class PeerLinks:
     """The peers that were met over one open ``channel``, each in one epoch, and what is read from them.
 
-    ``plan(order, length)`` says what to read from a peer whose arena has so many bytes. ``later(job)`` has a
-    job done soon that may block for a moment, on another thread, which calls :meth:`expire` then.
+    ``plan(reading, length)`` says what to read from a peer whose region has so many bytes. ``later(job)`` has
+    a job done soon that may block for a moment, on another thread, which calls :meth:`expire` then.
 
-    Threads: :meth:`meet`, :meth:`forget`, :meth:`pull` and :meth:`cancel` from one, and they do not block.
+    Threads: :meth:`meet` and :meth:`forget` from one, :meth:`pull` and :meth:`cancel` from any. None blocks.
     Connecting has a thread for each peer, as long as it takes.
     """
 
@@ -97,8 +84,7 @@ class PeerLinks:
         self,
         channel: Channel,
         context: ChannelContext,
-        plan: Callable[[PullChunks, int], PullPlan],
-        listener: PullListener,
+        plan: Callable[[Reading, int], PullPlan],
         meter: PullMeter,
         later: Callable[[Callable[[], None]], None],
         retry_seconds: float,
@@ -106,7 +92,6 @@ class PeerLinks:
         self._channel = channel
         self._context = context
         self._plan = plan
-        self._listener = listener
         self._meter = meter
         self._later = later
         self._retry_seconds = retry_seconds
@@ -198,24 +183,26 @@ class PeerLinks:
         if connection is None or connection.alive:
             return
         with self._changed:
+            if link.connection is not connection:  # another thread was faster
+                return
             link.connection = None
         self._later(partial(_give_up, connection))
 
     # Pulls
 
-    def pull(self, order: PullChunks) -> None:
+    def pull(self, reading: Reading) -> None:
         """Begin to read."""
         with self._changed:
-            if order.id in self._pulls:
-                _log.error("kvferry: channel %s: two pulls of the number %d", self._context.name, order.id)
+            if reading.id in self._pulls:
+                _log.error("kvferry: channel %s: two pulls of the number %d", self._context.name, reading.id)
                 return
-            pull = self._pulls[order.id] = _Pull(order, self._context.clock() + order.seconds)
-            link = self._links.get(order.peer)
+            pull = self._pulls[reading.id] = _Pull(reading)
+            link = self._links.get(reading.peer)
             closing = self._closing
         if closing:
             self._fail([pull], ItemFault.CANCELLED, _CLOSING)
-        elif link is None or link.epoch != order.epoch:
-            self._fail([pull], ItemFault.GONE, _not_known(order.peer))
+        elif link is None or link.epoch != reading.epoch:
+            self._fail([pull], ItemFault.GONE, _not_known(reading.peer))
         else:
             self._drop_dead_connection(link)
             self._send(link, pull)
@@ -263,16 +250,16 @@ class PeerLinks:
         now = self._context.clock()
         with self._changed:
             links = list(self._links.values())
-            late = [pull for link in links for pull in link.waiting if pull.deadline <= now]
+            late = [pull for link in links for pull in link.waiting if pull.reading.deadline <= now]
             for link in links:
                 link.waiting = [pull for pull in link.waiting if pull not in late]
-            due = min((pull.deadline for link in links for pull in link.waiting), default=None)
+            due = min((pull.reading.deadline for link in links for pull in link.waiting), default=None)
         self._fail(late, ItemFault.TIMEOUT, "the deadline was over before the peer was connected to")
         return None if due is None else due - now
 
     def _submit(self, link: _Link, pull: _Pull, connection: Connection) -> None:
         try:
-            plan = self._plan(pull.order, _length_of(connection, link.peer))
+            plan = self._plan(pull.reading, _length_of(connection, link.peer, pull.reading.region))
         except Exception as error:  # noqa: BLE001 - a pull ends whatever a channel does
             self._fail([pull], fault_of(error), str(error))
             return
@@ -288,7 +275,7 @@ class PeerLinks:
 
         self._meter.reading_began()
         try:
-            ticket = self._channel.read(connection, plan.operations, pull.deadline)
+            ticket = self._channel.read(connection, plan.operations, pull.reading.deadline)
         except Exception as error:  # noqa: BLE001 - a pull ends whatever a channel does
             self._meter.reading_ended(0)
             fault = ItemFault.GONE if link.forgotten else fault_of(error)
@@ -322,22 +309,22 @@ class PeerLinks:
 
     def _fail(self, pulls: Sequence[_Pull], fault: ItemFault, reason: str) -> None:
         for pull in pulls:
-            self._finish(pull, dict.fromkeys(range(len(pull.order.slots)), fault), reason)
+            self._finish(pull, dict.fromkeys(range(len(pull.reading.slots)), fault), reason)
 
     def _finish(self, pull: _Pull, faults: dict[int, ItemFault], reason: str) -> None:
-        order = pull.order
+        reading = pull.reading
         with self._changed:
             if pull.ended:
                 return
             pull.ended = True
         try:
-            good = [slot for place, slot in enumerate(order.slots) if place not in faults]
+            good = [slot for place, slot in enumerate(reading.slots) if place not in faults]
             if good:
-                self._listener.filled(good)
-            self._listener.done(order.id, faults, reason)
+                reading.listener.filled(good)
+            reading.listener.done(reading.id, faults, reason)
         finally:
             with self._changed:
-                del self._pulls[order.id]
+                del self._pulls[reading.id]
                 self._changed.notify_all()
 
 
@@ -348,12 +335,12 @@ def as_fault(error: Exception, what: str) -> KVFerryError:
     return KVFerryError(what, kind=ErrorKind.INTERNAL, why=repr(error))
 
 
-def _length_of(connection: Connection, peer: str) -> int:
-    """Bytes of the peer's arena."""
-    arena = connection.regions().get(ARENA)
-    if arena is None:
-        raise KVFerryError(f"the peer {peer} has registered no first tier", kind=ErrorKind.PROTOCOL)
-    return arena.length
+def _length_of(connection: Connection, peer: str, name: str) -> int:
+    """Bytes of the peer's region of that name."""
+    region = connection.regions().get(name)
+    if region is None:
+        raise KVFerryError(f"the peer {peer} has registered no region {name}", kind=ErrorKind.PROTOCOL)
+    return region.length
 
 
 def _nothing() -> None:

@@ -102,24 +102,45 @@ class Transfer(msgspec.Struct, frozen=True):
         return sum(len(rows) for rows in self.groups)
 
 
+class PeerLoad(msgspec.Struct, frozen=True):
+    """A load out of a peer's memory, which passes through landing buffers.
+
+    The rows of ``transfer`` name its chunks by their place in ``slots``: the slots of the same rank of the
+    peer, in its region of that name, with so many ``tokens`` each. They may be read until ``deadline``, a
+    time of the scheduler's clock, and for so many ``seconds`` from when the load is begun.
+    """
+
+    transfer: Transfer
+    peer: str
+    epoch: bytes
+    region: str
+    slots: tuple[int, ...]
+    tokens: tuple[int, ...]
+    deadline: float
+    seconds: float
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """Everything one engine step asks of every rank.
 
-    ``sync_loads`` must be in the engine's memory before the forward pass, ``loads`` may finish
-    whenever they do. ``saves`` read blocks that this step's forward pass completes. ``flush`` names
-    requests whose pending saves must end before this step overwrites blocks that were theirs. ``ended`` names
-    finished requests whose blocks the engine keeps until all their saves are done; each is reported
-    exactly once. ``idle`` says that the step runs no tokens, so that waiting a moment for a load
-    delays nobody; ``rising``, that some request waits for a lower tier.
+    ``sync_loads`` must be in the engine's memory before the forward pass, ``loads`` and ``peer_loads`` may
+    finish whenever they do; a request may have one of each. ``saves`` read blocks that this step's forward
+    pass completes. ``flush`` names requests whose pending saves must end before this step overwrites blocks
+    that were theirs. ``ended`` names finished requests whose blocks the engine keeps until all their saves
+    are done; each is reported exactly once. ``idle`` says that the step runs no tokens, so that waiting a
+    moment for a load delays nobody; ``rising``, that some request waits for a lower tier; ``seeking``, that
+    some waits for an answer of others, of which workers do not hear.
     """
 
     sync_loads: tuple[Transfer, ...] = ()
     loads: tuple[Transfer, ...] = ()
+    peer_loads: tuple[PeerLoad, ...] = ()
     saves: tuple[Transfer, ...] = ()
     flush: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
     idle: bool = False
     rising: bool = False
+    seeking: bool = False
 
 
 class TransferResult(msgspec.Struct, frozen=True):

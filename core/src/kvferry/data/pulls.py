@@ -1,21 +1,55 @@
-"""What a pull comes to: which bytes of a peer's arena go where, and what cannot be named at all."""
+"""What a pull comes to: which bytes of a peer's memory go where, and what cannot be named at all."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
 
 from attrs import field, frozen
 
 from kvferry.api import RemoteOp, Span
 from kvferry.control.orders import ItemFault
 from kvferry.data.engine_side import SlotLayout
-from kvferry.data.wire import PullChunks
 
 ARENA = "arena"
 """The name under which each rank registers its first tier."""
+LANDING = "landing"
+"""The same for the buffers that reads pass through."""
+
+
+class PullListener(Protocol):
+    """What becomes of pulls. Called from any thread; must not block."""
+
+    def done(self, order: int, faults: dict[int, ItemFault], reason: str) -> None:
+        """A pull ended: exactly once each. Nothing touches its slots any more."""
+        ...
+
+    def filled(self, slots: Collection[int]) -> None:
+        """These slots of ours hold chunks that were read. Called before :meth:`done`."""
+        ...
+
+
+@frozen(kw_only=True)
+class Reading:
+    """Chunks of so many ``tokens`` to be read out of slots of a peer, in its region ``region``, into slots of
+    our region ``into``, by a time of the channel's clock. ``listener`` hears of its end under ``id``, a
+    number that no other reading under way has."""
+
+    id: int
+    peer: str
+    epoch: bytes
+    region: str
+    from_slots: tuple[int, ...]
+    tokens: tuple[int, ...]
+    into: str
+    slots: tuple[int, ...]
+    deadline: float
+    listener: PullListener
 
 
 @frozen(kw_only=True)
 class PullPlan:
-    """``operations[i]`` reads the chunk at ``places[i]`` of the order. The rest is in ``faults``."""
+    """``operations[i]`` reads the chunk at ``places[i]`` of the reading. The rest is in ``faults``."""
 
     operations: tuple[RemoteOp, ...] = ()
     places: tuple[int, ...] = ()
@@ -24,10 +58,10 @@ class PullPlan:
     """Why the first of ``faults``."""
 
 
-def plan_pull(order: PullChunks, layout: SlotLayout, chunk_tokens: int, ours: int, theirs: int) -> PullPlan:
-    """Cut an order into one operation per chunk, between arenas of so many bytes, ours and the peer's.
+def plan_pull(reading: Reading, layout: SlotLayout, chunk_tokens: int, ours: int, theirs: int) -> PullPlan:
+    """Cut it into one operation per chunk, between regions of so many bytes, ours and the peer's.
 
-    The peer named its slots and the sizes of its chunks: what does not lie inside both arenas, or would
+    The peer named its slots and the sizes of its chunks: what does not lie inside both regions, or would
     reach beyond its slot, is not read. One operation per chunk, also where slots are neighbours: chunks fail
     one by one, so what had arrived before a deadline is of use.
     """
@@ -35,7 +69,7 @@ def plan_pull(order: PullChunks, layout: SlotLayout, chunk_tokens: int, ours: in
     places: list[int] = []
     faults: dict[int, ItemFault] = {}
     reason = ""
-    columns = zip(order.tokens, order.from_slots, order.slots, strict=True)
+    columns = zip(reading.tokens, reading.from_slots, reading.slots, strict=True)
     for place, (tokens, source, target) in enumerate(columns):
         why = ""
         if not 0 < tokens <= chunk_tokens:
@@ -49,7 +83,7 @@ def plan_pull(order: PullChunks, layout: SlotLayout, chunk_tokens: int, ours: in
             reason = reason or f"the pull names memory that does not exist: {why}"
             continue
         length = layout.value_bytes(tokens, chunk_tokens)
-        span = Span(ARENA, target * layout.total_bytes, length)
-        operations.append(RemoteOp(span, ARENA, source * layout.total_bytes))
+        span = Span(reading.into, target * layout.total_bytes, length)
+        operations.append(RemoteOp(span, reading.region, source * layout.total_bytes))
         places.append(place)
     return PullPlan(operations=tuple(operations), places=tuple(places), faults=faults, reason=reason)

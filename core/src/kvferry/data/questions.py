@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-QUESTIONS_VERSION = 2
+QUESTIONS_VERSION = 3
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag="status"):
@@ -75,10 +75,36 @@ class LowerStatus(msgspec.Struct, frozen=True):
     numbers: dict[str, int]
 
 
+class PeerStatus(msgspec.Struct, frozen=True):
+    """A peer that something was wanted of lately. ``standing`` is "agreed" while it may be asked, "greeting"
+    or "paused"; ``reason`` is why it is not asked, or why a read from it failed last. ``epoch`` is
+    hexadecimal."""
+
+    peer: str
+    epoch: str
+    standing: str
+    reason: str
+
+
+class SharingStatus(msgspec.Struct, frozen=True):
+    """What is shared with other instances by this one, ``instance`` in its life ``epoch``, over ``channel``.
+    ``state`` is "open" while it is, else "opening" or "retired"; ``reason`` is why a channel was not open
+    last. ``borrowed`` and ``lent`` are counters since the start and what is held now, by name."""
+
+    instance: str
+    epoch: str
+    channel: str
+    state: str
+    reason: str
+    peers: tuple[PeerStatus, ...]
+    borrowed: dict[str, int]
+    lent: dict[str, int]
+
+
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """``numbers`` are counters since the start and slots by state, by name. ``tier`` has ``slot_bytes``
     bytes a slot on one rank. ``lower`` are the tiers below it, fast to slow, and ``waiting`` what requests
-    have of them: empty where there are none."""
+    have of them: empty where there are none. ``sharing`` is ``None`` where nothing is shared."""
 
     tier: str
     slot_bytes: int
@@ -86,6 +112,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     numbers: dict[str, int]
     lower: tuple[LowerStatus, ...] = ()
     waiting: dict[str, int | float] = {}
+    sharing: SharingStatus | None = None
 
 
 class TierCleared(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 
 from kvferry.data.plans import TransferResult
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 MAXIMUM_MESSAGE_BYTES = 16 << 20
 
 
@@ -25,14 +25,17 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     fingerprint: str
     slots: int
     slot_bytes: int
+    clock: float = 0.0
+    """What the worker's clock says, in seconds."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """``slots`` slots from the start of the arena may be used now."""
+    """``slots`` slots from the start of the arena may be used now. ``clock`` is the worker's."""
 
     rank: int
     epoch: int
     slots: int
+    clock: float = 0.0
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -180,7 +183,8 @@ class DeleteChunks(msgspec.Struct, frozen=True, tag="delete-chunks"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Nobody waits for this order any more. It is answered all the same. Of pulls ``tier`` is empty."""
+    """Nobody waits for this order any more. It is answered all the same. ``tier`` is empty for a pull, and
+    for what is being staged."""
 
     id: int
     tier: str
@@ -217,8 +221,8 @@ class ForgetPeer(msgspec.Struct, frozen=True, tag="forget-peer"):
 
 
 class PullChunks(msgspec.Struct, frozen=True, tag="pull-chunks"):
-    """Read chunks of so many ``tokens`` out of slots of the same rank of a peer into slots of the first tier,
-    within so many seconds."""
+    """Read chunks of so many ``tokens`` out of slots of the same rank of a peer, in its region of that name,
+    into slots of the first tier. ``deadline`` is a time of the scheduler's clock."""
 
     id: int
     peer: str
@@ -227,13 +231,34 @@ class PullChunks(msgspec.Struct, frozen=True, tag="pull-chunks"):
     tokens: tuple[int, ...]
     from_slots: tuple[int, ...]
     slots: tuple[int, ...]
+    deadline: float
+    region: str = "arena"
+
+
+class StageChunks(msgspec.Struct, frozen=True, tag="stage-chunks"):
+    """Copy chunks of so many ``tokens`` out of slots of the first tier into slots of the staging, the first
+    ones first."""
+
+    id: int
+    tokens: tuple[int, ...]
+    from_slots: tuple[int, ...]
+    slots: tuple[int, ...]
     seconds: float
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The scheduler accepted the hello."""
+    """The scheduler accepted the hello. ``lead`` as in :class:`Lead`."""
 
     epoch: int
+    lead: float = 0.0
+
+
+class Lead(msgspec.Struct, frozen=True, tag="lead"):
+    """The worker's clock is at least so many seconds ahead of the scheduler's: the difference when the
+    worker's last word came in, which may have been on its way for a while. So a time of the scheduler's clock
+    plus the lead is never later than it was meant."""
+
+    seconds: float
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -263,9 +288,9 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
 
 
 TierOrder = OpenTier | CloseTier | StoreChunks | FetchChunks | DeleteChunks | Cancel
-PeerOrder = OpenChannel | CloseChannel | MeetPeer | ForgetPeer | PullChunks | Cancel
+PeerOrder = OpenChannel | CloseChannel | MeetPeer | ForgetPeer | PullChunks | StageChunks | Cancel
 WorkerOrder = TierOrder | PeerOrder
 FromWorker = (
     Hello | Ready | Done | Beat | Bye | TierContent | TierClosed | ChannelOpened | ChannelClosed | OrderDone
 )
-ToWorker = Welcome | Refused | SayHello | WorkerOrder
+ToWorker = Welcome | Lead | Refused | SayHello | WorkerOrder

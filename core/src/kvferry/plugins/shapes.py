@@ -25,6 +25,7 @@ from kvferry.api import (
     PeerCarrier,
     QuotaPolicy,
     SourceSpec,
+    Staging,
     StagingSpec,
 )
 
@@ -70,11 +71,11 @@ def _row(
 
 
 _TAKES_OPTIONS = ("options",)
-_BACKEND = ("options", "capacity")
+_SIZED = ("options", "capacity")
 
 _ROWS: tuple[_Row, ...] = (
-    _row(BackendSpec, AddressableBackend, _BACKEND, lambda spec: spec.capabilities.addressable),
-    _row(BackendSpec, Backend, _BACKEND),
+    _row(BackendSpec, AddressableBackend, _SIZED, lambda spec: spec.capabilities.addressable),
+    _row(BackendSpec, Backend, _SIZED),
     _row(EvictionSpec, QuotaPolicy, (), lambda spec: spec.quotas and spec.options is None),
     _row(EvictionSpec, QuotaPolicy, _TAKES_OPTIONS, lambda spec: spec.quotas),
     _row(EvictionSpec, EvictionPolicy, (), lambda spec: spec.options is None),
@@ -83,7 +84,7 @@ _ROWS: tuple[_Row, ...] = (
     _row(DeviceSpec, None, None),
     _row(ChannelSpec, Channel, _TAKES_OPTIONS),
     _row(LookupSpec, None, None),
-    _row(StagingSpec, None, None),
+    _row(StagingSpec, Staging, _SIZED),
     _row(SourceSpec, PeerCarrier, ("options", "lookup", "environment")),
 )
 """The first row that applies counts."""

@@ -20,6 +20,7 @@ from kvferry.runtime.events import CacheEvent, ForgetAll, RemovedChunks, StoredR
 from kvferry.runtime.grain import GroupShape
 from kvferry.runtime.requests import LoadMode, PinRequest, RequestOptions, RequestState
 from kvferry.runtime.scheduler import SchedulerRuntime
+from kvferry.runtime.sharing_statistics import SharingState, SharingStatistics
 from kvferry.runtime.startup import Prepared, prepare
 from kvferry.runtime.waits import LowerStatistics
 from kvferry.runtime.worker import StepReport, WorkerRuntime
@@ -49,6 +50,8 @@ __all__ = [
     "RequestState",
     "SavingOptions",
     "SchedulerRuntime",
+    "SharingState",
+    "SharingStatistics",
     "StepPlan",
     "StepReport",
     "StoredRun",

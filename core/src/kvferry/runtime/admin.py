@@ -26,18 +26,21 @@ from kvferry.data.questions import (
     ForgetQuota,
     LowerStatus,
     Owner,
+    PeerStatus,
     Pins,
     PinState,
     Question,
     Quotas,
     ReleasePin,
     SetQuota,
+    SharingStatus,
     Status,
     TierCleared,
 )
 from kvferry.data.wire import Told
 from kvferry.runtime.fair_lock import FairLock
 from kvferry.runtime.lower_tiers import LowerTiers
+from kvferry.runtime.sharing_statistics import SharingStatistics
 from kvferry.runtime.waits import LowerStatistics
 
 logger = logging.getLogger(__name__)
@@ -64,8 +67,8 @@ class AdminDesk:
 
     ``manager`` is the first tier's, ``lower`` are those below it, if there are any. The lock is held for
     one slice at a time. ``statistics`` gives the runtime's numbers and the manager's, and whether all workers
-    are there, ``lower_statistics`` what is known of the tiers below; ``on_change`` is called, under the lock,
-    after something went that a request may have matched.
+    are there, ``lower_statistics`` what is known of the tiers below, ``sharing_statistics`` what of other
+    instances; ``on_change`` is called, under the lock, after something went that a request may have matched.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class AdminDesk:
         clock: Callable[[], float],
         lower: LowerTiers | None = None,
         lower_statistics: Callable[[], LowerStatistics | None] = lambda: None,
+        sharing_statistics: Callable[[], SharingStatistics | None] = lambda: None,
     ) -> None:
         self._manager = manager
         self._lock = lock
@@ -88,6 +92,7 @@ class AdminDesk:
         self._clock = clock
         self._lower = lower
         self._lower_statistics = lower_statistics
+        self._sharing_statistics = sharing_statistics
         self._jobs: deque[tuple[bytes, Job]] = deque()
         self._decoder = msgspec.msgpack.Decoder(Question)
 
@@ -150,7 +155,7 @@ class AdminDesk:
     def _status(self) -> Job:
         yield
         numbers, stats, ready = self._statistics()
-        below = self._lower_statistics()
+        below, sharing = self._lower_statistics(), self._sharing_statistics()
         waiting = {} if below is None else asdict(below, filter=lambda field, _: field.name != "tiers")
         return Status(
             self._tier.name,
@@ -159,6 +164,7 @@ class AdminDesk:
             {**numbers, **asdict(stats)},
             () if below is None else tuple(_status_of(report) for report in below.tiers),
             waiting,
+            None if sharing is None else _shared(sharing),
         )
 
     def _clear(self, question: AskClear) -> Job:
@@ -303,6 +309,22 @@ def _cleared(parts: Sequence[TierCleared]) -> Cleared:
 def _status_of(report: LowerTierReport) -> LowerStatus:
     numbers = asdict(report, filter=lambda field, _: field.name not in ("name", "health", "reason"))
     return LowerStatus(report.name, report.health, report.reason, numbers)
+
+
+def _shared(statistics: SharingStatistics) -> SharingStatus:
+    return SharingStatus(
+        statistics.id.instance,
+        statistics.id.epoch.hex(),
+        statistics.channel,
+        statistics.state.value,
+        statistics.reason,
+        tuple(
+            PeerStatus(peer.id.instance, peer.id.epoch.hex(), peer.standing, peer.reason)
+            for peer in statistics.peers
+        ),
+        {"tokens": statistics.borrowed_tokens, "loans": statistics.loans, **statistics.borrowed},
+        {"leases": statistics.leases, "slots": statistics.slots, **statistics.lent},
+    )
 
 
 def _refused(why: str) -> Told:

@@ -20,10 +20,12 @@ from kvferry.control.lower import LowerTierSettings
 from kvferry.control.manager import CacheManager
 from kvferry.control.serving import ServingSettings
 from kvferry.control.tokens import TokenPacker, pack_tokens
+from kvferry.data.arena import MemoryFileArena
 from kvferry.data.copy import choose_copier
 from kvferry.data.engine_side import EngineGroup, EngineSide
 from kvferry.data.native import find_native
-from kvferry.data.peer_side import PeerSide
+from kvferry.data.peer_side import LandingSetup, PeerSide
+from kvferry.data.staging_side import StagingSide
 from kvferry.data.store_side import StoreSide
 from kvferry.data.tier_side import TierSide
 from kvferry.data.wire import WIRE_VERSION
@@ -229,8 +231,15 @@ def _lower_setup(
             guard_seconds=p2p.guard,
             min_load_tokens=p2p.min_load_tokens,
             pause_seconds=p2p.pause,
+            delay=_lands_on_device(config, engine),
         )
     return LowerSetup(identity=identity, tiers=tuple(made(name, tier) for name, tier in tiers), borrow=borrow)
+
+
+def _lands_on_device(config: Config, engine: EngineDescription) -> bool:
+    """Whether what peers lend goes into the engine's blocks at once. Where a group has a window it does not:
+    what a slot lacks is known only to whoever filled it."""
+    return config.p2p.delay and all(group.window is None for group in engine.groups)
 
 
 def _sharing_setup(
@@ -256,9 +265,22 @@ def _sharing_setup(
         channel=config.channel.use or "",
         carrier=carrier,
         serving=ServingSettings(
-            lease_seconds=p2p.lease, longest_seconds=LEASES_AT_MOST * p2p.lease, share=p2p.max_lent
+            lease_seconds=p2p.lease,
+            longest_seconds=LEASES_AT_MOST * p2p.lease,
+            share=p2p.max_lent,
+            staging_slots=_staging_slots(config, engine),
+            # Who asked waits so long as a rule, and computes what it has not got by then.
+            staging_seconds=p2p.load_deadline,
         ),
+        keep=p2p.keep,
     )
+
+
+def _staging_slots(config: Config, engine: EngineDescription) -> int | None:
+    """How many chunks fit into the staging of every rank, if there is one."""
+    if config.staging.use is None:
+        return None
+    return config.staging.capacity // slot_bytes_of(config, engine)
 
 
 def open_worker(
@@ -289,7 +311,7 @@ def open_worker(
         fingerprint=fingerprint(config, plugins),
         verify=options.verify,
         tiers=[_tier_side(config, plugins, engine, engine_side, rank, name, tier) for name, tier in lower],
-        peers=_peer_side(config, plugins, engine, engine_side, rank, environment),
+        peers=_peer_side(config, plugins, engine, engine_side, rank, environment, verify=options.verify),
     )
     runtime.open()
     return runtime
@@ -324,6 +346,8 @@ def _peer_side(
     side: EngineSide,
     rank: int,
     environment: Mapping[str, str],
+    *,
+    verify: bool,
 ) -> PeerSide | None:
     """What reads from peers, where there is a channel. A new one is made for every opening."""
     name, options = config.channel.use, config.channel.options
@@ -340,6 +364,34 @@ def _peer_side(
         retry_seconds=PEER_RETRY_SECONDS,
         max_ops=plugins.channel(name).capabilities.max_ops,
         variables=environment,
+        landing=_landing_setup(config, engine, verify),
+        staging=_staging_side(config, plugins, engine, side, rank),
+    )
+
+
+def _staging_side(
+    config: Config, plugins: LoadedPlugins, engine: EngineDescription, side: EngineSide, rank: int
+) -> StagingSide | None:
+    """What peers read in place of the first tier, where the configuration has it."""
+    staging = config.staging
+    if staging.use is None:
+        return None
+    factory = plugins.factory("staging", staging.use)
+    return StagingSide(
+        lambda: factory(staging.options, staging.capacity),
+        side,
+        config.chunk_tokens,
+        rank=rank,
+        world_size=engine.world_size,
+    )
+
+
+def _landing_setup(config: Config, engine: EngineDescription, verify: bool) -> LandingSetup | None:
+    """The buffers that reads of peers pass through, where they do."""
+    if not _lands_on_device(config, engine) and config.staging.use is None:
+        return None
+    return LandingSetup(
+        capacity=config.p2p.buffer, make_arena=MemoryFileArena, copier=choose_copier().copier, verify=verify
     )
 
 

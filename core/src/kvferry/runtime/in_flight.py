@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
+from kvferry.control.loans import Loan
+from kvferry.control.outcomes import ChunkFacts
 from kvferry.data.plans import TransferResult
 from kvferry.runtime.requests import RequestState
 
@@ -45,7 +47,19 @@ class InFlightLoad:
     digests: Mapping[int, bytes]
 
 
-InFlight = InFlightSave | InFlightLoad
+@frozen(kw_only=True)
+class InFlightPeerLoad:
+    """A load out of a peer's memory. Its places are those of ``facts``; ``first`` is the number of the chunk
+    at the first of them. ``state`` as for a save."""
+
+    state: RequestState
+    loan: Loan
+    tokens: int
+    first: int
+    facts: tuple[ChunkFacts, ...]
+
+
+InFlight = InFlightSave | InFlightLoad | InFlightPeerLoad
 
 
 @frozen

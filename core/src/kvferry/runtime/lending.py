@@ -39,7 +39,7 @@ class Lending:
         while more:
             with self._lock:
                 more = asking.advance(self._clock())
-        self._wake()
+        self._wake()  # also for what has to be copied before there is an answer
         return asking.answer
 
     def renew(self, peer: PeerId, number: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import secrets
 import time
@@ -24,11 +23,9 @@ from kvferry.control.orders import (
     DeleteOrder,
     FetchOrder,
     ForgetOrder,
-    ItemFault,
     MeetOrder,
     OpenOrder,
     Order,
-    OrderResult,
     PullOrder,
     StoreOrder,
     TierOrder,
@@ -53,6 +50,7 @@ from kvferry.data.wire import (
     WorkerOrder,
 )
 from kvferry.runtime.fair_lock import FairLock
+from kvferry.runtime.orders_of_all import OrdersOfAll, told_by
 from kvferry.runtime.tier_log import TierLog
 from kvferry.runtime.waits import LowerStatistics, Waits
 from kvferry.runtime.windows import StoredWindows
@@ -63,7 +61,6 @@ TOUCHED_AT_ONCE = 128
 """Chunks that one hold of the lock counts as used."""
 SLICES_PER_TURN = 64
 """Holds of the lock in a row, after which messages have their turn."""
-_WORST = list(ItemFault)
 
 
 @frozen(kw_only=True)
@@ -86,26 +83,22 @@ class LowerSetup:
     tiers: tuple[tuple[LowerTierSettings, Callable[[], CacheManager]], ...]
     borrow: BorrowSettings | None = None
 
-    def build(self, first: CacheManager, chunk_tokens: int, windows: StoredWindows) -> Hierarchy:
-        """``windows`` says what slots of the first tier hold in part only, which is of use there alone."""
-        numbers = itertools.count(1)
+    def build(
+        self,
+        first: CacheManager,
+        chunk_tokens: int,
+        windows: StoredWindows,
+        next_order: Callable[[], int],
+    ) -> Hierarchy:
+        """``windows`` says what slots of the first tier hold in part only, which is of use there alone.
+        ``next_order()`` gives numbers that no other order of the workers has."""
         lower = [
-            LowerTier(settings, first, make_index, lambda: next(numbers), windows.whole)
+            LowerTier(settings, first, make_index, next_order, windows.whole)
             for settings, make_index in self.tiers
         ]
-        rises = Rises(first, lambda: next(numbers), lambda slot: windows.granted(slot, ()))
+        rises = Rises(first, next_order, lambda slot: windows.granted(slot, ()))
         borrowing = None if self.borrow is None else Borrowing(rises, self.borrow, chunk_tokens)
         return Hierarchy(first, lower, rises, chunk_tokens, borrowing)
-
-
-@define
-class _OrderOfAll:
-    """An order under way on several ranks."""
-
-    tier: str
-    waiting: set[int]
-    faults: dict[int, ItemFault] = field(factory=dict)
-    reason: str = ""
 
 
 @define
@@ -157,7 +150,7 @@ class LowerTiers:
         self._clock = clock
         self._wall_clock = wall_clock
         self._log = TierLog()
-        self._orders: dict[int, _OrderOfAll] = {}
+        self._orders = OrdersOfAll(self._ranks)
         self._openings: dict[str, _OpeningOfAll] = {}
         self._numbers: dict[str, int] = {}
         """Of the opening that each tier's workers were last asked for."""
@@ -175,6 +168,12 @@ class LowerTiers:
         if seek.rise:
             self._wake()
         return seek.rise, seek.wait_seconds
+
+    @property
+    def seeks(self) -> bool:
+        """Whether some answer of other instances is waited for. Any thread."""
+        borrowing = self.hierarchy.borrowing
+        return borrowing is not None and borrowing.seeks
 
     def goes_on(self, rise: int) -> bool:
         """Whether something may still come of a rise."""
@@ -299,23 +298,18 @@ class LowerTiers:
             )
 
     def _on_done(self, done: OrderDone) -> None:
-        order = self._orders.get(done.id)
-        if order is None or done.rank not in order.waiting:
+        end = self._orders.done(done)
+        if end is None:
             return
-        order.waiting.discard(done.rank)
-        for place, name in done.faults.items():
-            faults = [ItemFault(name), *([order.faults[place]] if place in order.faults else [])]
-            order.faults[place] = max(faults, key=_WORST.index)
-        order.reason = order.reason or _told_by(done.rank, done.reason)
-        if order.waiting:
-            return
-        del self._orders[done.id]
-        if order.faults:
-            self._log.failed(order.tier, order.reason)
-            logger.debug("kvferry: order %d: %d chunks failed: %s", done.id, len(order.faults), order.reason)
+        result = end.result
+        if result.faults:
+            self._log.failed(end.name, result.reason)
+            logger.debug(
+                "kvferry: order %d: %d chunks failed: %s", result.id, len(result.faults), result.reason
+            )
         now = self._clock()
         with self._lock:
-            self.hierarchy.report(OrderResult(done.id, order.faults, order.reason), now)
+            self.hierarchy.report(result, now)
 
     def _on_content(self, content: TierContent) -> None:
         opening = self._opening(content.tier, content.opening)
@@ -334,7 +328,7 @@ class LowerTiers:
         if opening is None:
             return
         opening.told.discard(closed.rank)
-        opening.closed[closed.rank] = _told_by(closed.rank, closed.reason)
+        opening.closed[closed.rank] = told_by(closed.rank, closed.reason)
         self._open_if_all(closed.tier, closed.opening, opening)
 
     def _open_if_all(self, name: str, number: int, opening: _OpeningOfAll) -> None:
@@ -397,9 +391,9 @@ class LowerTiers:
 
     def _send(self, order: Order) -> None:
         if isinstance(order, StoreOrder | FetchOrder | DeleteOrder):
-            self._orders[order.id] = _OrderOfAll(order.tier, set(self._ranks))
+            self._orders.begin(order.id, order.tier)
         if isinstance(order, PullOrder):
-            self._orders[order.id] = _OrderOfAll(f"of peer {order.peer}", set(self._ranks))
+            self._orders.begin(order.id, f"of peer {order.peer}")
         if isinstance(order, OpenOrder):
             self._log.asked(order.tier, order.opening, self._clock())
             self._openings[order.tier] = _OpeningOfAll()
@@ -420,9 +414,9 @@ class LowerTiers:
                 return StoreChunks(number, tier, opening, evicted, parts, slots, seconds)
             case FetchOrder(number, tier, opening, chunks, slots, seconds):
                 return FetchChunks(number, tier, opening, _digests(chunks), _tokens(chunks), slots, seconds)
-            case PullOrder(number, peer, epoch, chunks, sources, slots, seconds):
+            case PullOrder(number, peer, epoch, chunks, sources, slots, deadline, region):
                 digests, tokens = _digests(chunks), _tokens(chunks)
-                return PullChunks(number, peer, epoch, digests, tokens, sources, slots, seconds)
+                return PullChunks(number, peer, epoch, digests, tokens, sources, slots, deadline, region)
             case DeleteOrder(number, tier, opening, digests, seconds):
                 return DeleteChunks(number, tier, opening, digests, seconds)
             case CancelOrder(number, tier):
@@ -455,9 +449,3 @@ def _digests(chunks: Sequence[ChunkFacts]) -> tuple[bytes, ...]:
 
 def _tokens(chunks: Sequence[ChunkFacts]) -> tuple[int, ...]:
     return tuple(chunk.tokens for chunk in chunks)
-
-
-def _told_by(rank: int, reason: str) -> str:
-    """A rank's reason, in one line; empty if it gave none."""
-    lines = [" ".join(line.split()) for line in reason.splitlines()]
-    return f"rank {rank}: {'; '.join(lines)}" if reason else ""

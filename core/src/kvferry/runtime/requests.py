@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from attrs import define, frozen
 
 from kvferry.control.keys import KeyChain, MediaItem
+from kvferry.control.loans import Loan
 
 
 @frozen
@@ -98,6 +99,8 @@ class RequestState:
     sought_from: int = -1
     """Tokens that the first tier had when the lower ones were last asked: asking again is of use only
     when more has come."""
+    loan: Loan | None = None
+    """What a peer lends it, to be read into its blocks."""
     hit_tokens: int = 0
     """What of ``matched_tokens`` lies beyond ``local_tokens`` and can be restored."""
     preemptions: int = 0

@@ -7,6 +7,7 @@ lock guards the cache manager, and nothing is decoded, hashed or sent while it i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -37,13 +38,20 @@ from kvferry.runtime.admin import AdminDesk, TierCard
 from kvferry.runtime.events import CacheEvent
 from kvferry.runtime.fair_lock import FairLock
 from kvferry.runtime.grain import Grain, GroupShape
-from kvferry.runtime.in_flight import Ended, Granted, InFlightLoad, InFlightSave, InFlightTransfers
+from kvferry.runtime.in_flight import (
+    Ended,
+    Granted,
+    InFlightSave,
+    InFlightTransfers,
+)
 from kvferry.runtime.keeping import Keeper
+from kvferry.runtime.loads import Loads
 from kvferry.runtime.lower_tiers import LowerSetup, LowerTiers
-from kvferry.runtime.offers import load, matched_digest, offers, save, window_blocks
+from kvferry.runtime.offers import offers, save, window_blocks
 from kvferry.runtime.requests import LoadMode, LoadState, RequestState
 from kvferry.runtime.roster import WorkerRoster
 from kvferry.runtime.sharing import Sharing, SharingSetup
+from kvferry.runtime.sharing_statistics import SharingStatistics
 from kvferry.runtime.side_channel import SideChannelServer
 from kvferry.runtime.waits import LowerStatistics, Waits
 from kvferry.runtime.windows import StoredWindows, WindowReads, first_kept, missing_of
@@ -53,8 +61,6 @@ logger = logging.getLogger(__name__)
 _REFUSED = (WriteOutcome.NO_ROOM, WriteOutcome.NO_PARENT, WriteOutcome.OVER_QUOTA)
 _NOT_FOUND_ROOM = (WriteOutcome.NO_ROOM, WriteOutcome.NO_PARENT)
 
-NO_SLOT = -1
-"""Never a slot: a plan that names it is refused by the worker and reported as failed."""
 CHUNKS_PER_SAVE = 4
 """Chunks reserved under one hold of the lock, and written by one transfer: reserving one with an
 eviction takes about 20 microseconds."""
@@ -121,10 +127,11 @@ class SchedulerRuntime:
         self._card = card
         self._lock = FairLock()
         self._keeper = Keeper(manager, self._lock, clock, events)
+        next_order = itertools.count(1).__next__
         self._lower: LowerTiers | None = None
         if lower is not None:
             self._lower = LowerTiers(
-                lower.build(manager, chunk_tokens, self._windows),
+                lower.build(manager, chunk_tokens, self._windows, next_order),
                 self._lock,
                 lower.identity,
                 world_size=world_size,
@@ -146,6 +153,7 @@ class SchedulerRuntime:
                 world_size=world_size,
                 post=self._post,
                 wake=self._wake,
+                next_order=next_order,
                 clock=clock,
             )
         self._lower_opened = False
@@ -161,6 +169,7 @@ class SchedulerRuntime:
             clock=clock,
             lower=self._lower,
             lower_statistics=self.lower_statistics,
+            sharing_statistics=self.sharing_statistics,
         )
         self._server: SideChannelServer | None = None
         self._roster = WorkerRoster(world_size, fingerprint)
@@ -171,8 +180,18 @@ class SchedulerRuntime:
         self._totals = dict.fromkeys(fields_dict(SchedulerStatistics), 0)
         self._running: set[str] = set()
         """Requests of the last step that have not ended since."""
-        self._sync_loads: list[Transfer] = []
-        self._loads: list[Transfer] = []
+        self._loads = Loads(
+            manager,
+            self._lock,
+            self._grain,
+            self._in_flight,
+            self._waits,
+            None if self._lower is None else self._lower.hierarchy,
+            keep=sharing is None or sharing.keep,
+            count=self._count,
+            on_change=self._changed,
+            clock=clock,
+        )
         self._saves: list[Transfer] = []
         self._flush: list[str] = []
         self._ended: list[str] = []
@@ -182,7 +201,9 @@ class SchedulerRuntime:
     def open(self) -> None:
         """Claim the meeting place and start the service thread. Does not wait for workers."""
         token = self._place.claim(self._card)
-        server = SideChannelServer(self._place.endpoint, token, self.deliver, self.run_timers, self._desk)
+        server = SideChannelServer(
+            self._place.endpoint, token, self.deliver, self.run_timers, self._desk, self._clock
+        )
         try:
             server.open()
         except KVFerryError:
@@ -240,7 +261,8 @@ class SchedulerRuntime:
             state.wait_until = self._clock() + state.wait_seconds if state.rise else 0.0
         if preemptions != state.preemptions:
             state.preemptions = preemptions
-            self._give_back(state)
+            self._loads.give_back(state)
+            self._loads.drop_loan(state)
             state.forget_blocks()
         if state.load in (LoadState.LOADING, LoadState.FINISHED):
             # It was loaded since it last lost its blocks, and the engine asks again: the load
@@ -256,7 +278,8 @@ class SchedulerRuntime:
         limit = (tokens - 1) // self._grain.block * self._grain.block
         if limit <= local_tokens:
             self._stop_waiting(state)
-            self._give_back(state)
+            self._loads.give_back(state)
+            self._loads.drop_loan(state)
             return 0
         if state.rise and self._goes_on(state):
             return None
@@ -266,15 +289,13 @@ class SchedulerRuntime:
         end = 0
         if state.load is LoadState.MATCHED:
             end = self._windows.reach(state.matched_slots, state.matched_tokens, local_tokens)
-        if (
-            self._lower is not None
-            and state.matched_tokens < limit
-            and self._seek(state, limit, local_tokens)
-        ):
+        end = max(end, self._loads.end_of_loan(state, local_tokens, limit))
+        if self._lower is not None and end < limit and self._seek(state, limit, local_tokens):
             return None
         state.hit_tokens = max(0, end - local_tokens)
         if state.hit_tokens == 0:
-            self._give_back(state)
+            self._loads.give_back(state)
+            self._loads.drop_loan(state)
         state.local_tokens = local_tokens
         return state.hit_tokens
 
@@ -293,6 +314,7 @@ class SchedulerRuntime:
             limit_tokens=limit,
             held_tokens=state.matched_tokens,
             local_tokens=local_tokens,
+            asked=state.asked,
         )
         state.rise, seconds = self._lower.seek(wanted)
         if not state.rise:
@@ -329,9 +351,11 @@ class SchedulerRuntime:
         """
         state = self._requests[request_id]
         quick = state.hit_tokens <= self._quick_load_tokens
-        alone = not self._running and not self._loads and not self._sync_loads
-        state.load_beside = self._load_mode is LoadMode.ASYNC or (
-            self._load_mode is LoadMode.AUTO and not (quick and alone)
+        alone = not self._running and not self._loads.planned
+        state.load_beside = (
+            self._load_mode is LoadMode.ASYNC
+            or (self._load_mode is LoadMode.AUTO and not (quick and alone))
+            or state.loan is not None  # a peer may need its time
         )
         return state.load_beside
 
@@ -343,7 +367,7 @@ class SchedulerRuntime:
         with self._lock:
             if state.matched_version == self._stores and self._roster.complete:
                 return self._manager.renew(state.lease, now) is LeaseOutcome.OK
-        self._give_back(state)
+        self._loads.give_back(state)
         return False
 
     def _match(self, state: RequestState, limit: int) -> None:
@@ -386,41 +410,13 @@ class SchedulerRuntime:
         if state is None:
             return
         if external_tokens == 0:
-            self._give_back(state)
+            self._loads.give_back(state)
+            self._loads.drop_loan(state)
             return
-        if state.load is not LoadState.MATCHED:
+        if state.load is not LoadState.MATCHED and state.loan is None:
             logger.error("kvferry: a load of %s was not matched before", request_id)
             return
-        self._plan_load(state, external_tokens, blocks)
-
-    def _plan_load(self, state: RequestState, external_tokens: int, blocks: Sequence[Sequence[int]]) -> None:
-        grain = self._grain
-        end = state.local_tokens + external_tokens
-        tokens = range(state.local_tokens, end)
-        chunks = range(state.local_tokens // grain.chunk, (end - 1) // grain.chunk + 1)
-        digests = {chunk: matched_digest(state, chunk, grain) for chunk in chunks}
-        with self._lock:
-            self._count(hit_tokens=external_tokens)
-            held = self._manager.begin_load(state.lease) is LeaseOutcome.OK
-        # Without the lease nothing is read: the load fails as a whole, and proves no chunk bad.
-        slots = state.matched_slots if held else (NO_SLOT,) * len(state.matched_slots)
-        transfer = load(self._in_flight.next_id(), state, tokens, slots, blocks, grain)
-        flight = InFlightLoad(
-            state=state,
-            lease=state.lease,
-            tokens=external_tokens,
-            # Backwards, so that the earliest chunk stands for a slot that is none.
-            chunks={slots[chunk]: chunk for chunk in reversed(chunks)},
-            digests={slots[chunk]: digests[chunk] for chunk in chunks} if held else {},
-        )
-        with self._lock:
-            self._in_flight.add(transfer.id, flight)
-        self._waits.loaded(state, end)
-        state.load = LoadState.LOADING
-        state.lease = 0
-        # What was restored needs no saving; a load that fails sets this back.
-        state.next_chunk = max(state.next_chunk, end // grain.chunk)
-        (self._loads if state.load_beside else self._sync_loads).append(transfer)
+        self._loads.plan(state, external_tokens, blocks)
 
     def taken(self, blocks: Sequence[Sequence[int]]) -> None:
         """The engine hands these blocks out, per group, and the coming step may overwrite them.
@@ -486,7 +482,8 @@ class SchedulerRuntime:
             # It was preempted between two steps and begins again in this one, with a load into other
             # blocks. Its match has forgotten the old ones.
             return
-        self._give_back(state)
+        self._loads.give_back(state)
+        self._loads.drop_loan(state)
         state.forget_blocks()
 
     def finished(
@@ -502,7 +499,8 @@ class SchedulerRuntime:
             return False
         self._stop_waiting(state)
         self._waits.end(state, self._clock())
-        self._give_back(state)
+        self._loads.give_back(state)
+        self._loads.drop_loan(state)
         with self._lock:
             self._manager.release_owner(request_id, keep_writes=True)
         if state.load is LoadState.LOADING:
@@ -537,16 +535,18 @@ class SchedulerRuntime:
             with self._lock:
                 overtaken = self._reads.overtaken()
             self._flush += [name for name in overtaken if name not in self._flush]
+        loads = self._loads.take()
         plan = StepPlan(
-            sync_loads=tuple(self._sync_loads),
-            loads=tuple(self._loads),
+            sync_loads=loads.in_front,
+            loads=loads.beside,
+            peer_loads=loads.from_peers,
             saves=tuple(self._saves),
             flush=tuple(self._flush),
             ended=tuple(self._ended),
             idle=not running,
             rising=bool(self._waiting),
+            seeking=self._lower is not None and self._lower.seeks,
         )
-        self._sync_loads, self._loads = [], []
         self._saves, self._flush, self._ended = [], [], []
         return plan
 
@@ -560,7 +560,8 @@ class SchedulerRuntime:
         """
         for state in self._requests.values():
             self._stop_waiting(state)
-            self._give_back(state)
+            self._loads.give_back(state)
+            self._loads.drop_loan(state)
             state.outdated = bool(state.blocks) or state.load is LoadState.LOADING
         if self._lower is not None:
             # From below first: what is cleared above must not come up again.
@@ -584,7 +585,8 @@ class SchedulerRuntime:
         if state is not None:
             self._stop_waiting(state)
             self._waits.end(state, self._clock())
-            self._give_back(state)
+            self._loads.give_back(state)
+            self._loads.drop_loan(state)
 
     def lower_tiers(self) -> tuple[LowerTierReport, ...]:
         """How each tier below the first is. Any thread."""
@@ -602,6 +604,11 @@ class SchedulerRuntime:
     def lower_statistics(self) -> LowerStatistics | None:
         """The same, and what requests have of them; ``None`` if there is no such tier. Any thread."""
         return None if self._lower is None else self._lower.statistics(self._waits)
+
+    def sharing_statistics(self) -> SharingStatistics | None:
+        """What was borrowed from other instances and is lent to them; ``None`` if nothing is shared. Any
+        thread."""
+        return None if self._sharing is None else self._sharing.statistics(self._waits.borrowed_tokens)
 
     def statistics(self) -> tuple[SchedulerStatistics, Stats]:
         with self._lock:
@@ -695,11 +702,15 @@ class SchedulerRuntime:
                     self._manager.worker_lost()
                     if self._lower is not None:
                         self._lower.workers_lost()
+                    if self._sharing is not None:
+                        self._sharing.workers_lost()
         if isinstance(message, Done):
             for result in message.results:
                 self._on_result(message.rank, result)
         elif self._lower is not None and isinstance(message, TierContent | TierClosed | OrderDone):
             self._lower.on_message(message)
+            if self._sharing is not None and isinstance(message, OrderDone):
+                self._sharing.on_done(message)
         elif self._sharing is not None and isinstance(message, ChannelOpened | ChannelClosed):
             self._sharing.on_message(message)
         return None
@@ -744,7 +755,7 @@ class SchedulerRuntime:
                 self._reads.end(result.id)
                 self._save_ended(ended.flight, ended)
             else:
-                self._load_ended(ended.flight, ended)
+                self._loads.ended(ended.flight, ended)
         if ended.failed_slots:
             logger.warning(
                 "kvferry: a %s of request %s failed for %d chunks: %s",
@@ -766,29 +777,7 @@ class SchedulerRuntime:
             state.next_chunk = min(state.next_chunk, *bad)
             state.saved_tail = min(state.saved_tail, min(bad) * self._grain.chunk)
 
-    def _load_ended(self, flight: InFlightLoad, ended: Ended) -> None:
-        self._manager.finish_load(flight.lease)
-        bad = [chunk for slot, chunk in flight.chunks.items() if slot in ended.failed_slots]
-        if not bad:
-            self._count(loaded_tokens=flight.tokens)
-            return
-        self._count(failed_loads=1)
-        self._manager.drop(flight.digests[slot] for slot in ended.failed_slots if slot in flight.digests)
-        # Whoever matched these chunks, and has not begun to load them, matches again.
-        self._stores += 1
-        flight.state.next_chunk = min(flight.state.next_chunk, *bad)
-
     # -- small helpers --------------------------------------------------------------------------
-
-    def _give_back(self, state: RequestState) -> None:
-        if state.load is not LoadState.MATCHED:
-            return
-        with self._lock:
-            self._manager.release(state.lease)
-        state.lease = 0
-        state.load = LoadState.NONE
-        state.matched_slots = ()
-        state.matched_tokens = 0
 
     def _post(self, rank: int, order: WorkerOrder) -> None:
         if self._server is not None:

@@ -21,11 +21,28 @@ from kvferry.api import (
 from kvferry.control.borrowing import Borrowing
 from kvferry.control.loans import Standing
 from kvferry.control.manager import CacheManager
+from kvferry.control.orders import CancelOrder, StageOrder
 from kvferry.control.serving import Serving, ServingSettings
 from kvferry.control.tells import FindHolders, Greet, Tell, TellAsk, TellDone, TellRenew
-from kvferry.data.wire import ChannelClosed, ChannelOpened, OpenChannel, WorkerOrder
+from kvferry.data.wire import (
+    Cancel,
+    ChannelClosed,
+    ChannelOpened,
+    OpenChannel,
+    OrderDone,
+    StageChunks,
+    WorkerOrder,
+)
 from kvferry.runtime.fair_lock import FairLock
 from kvferry.runtime.lending import Lending
+from kvferry.runtime.orders_of_all import OrdersOfAll
+from kvferry.runtime.sharing_statistics import (
+    BORROW_COUNTS,
+    LEND_COUNTS,
+    PeerState,
+    SharingState,
+    SharingStatistics,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +55,8 @@ CLOSE_SECONDS = 2.0
 @frozen(kw_only=True)
 class SharingSetup:
     """``id`` is this life of the instance; ``namespace`` whose chunks it has; ``channel`` the name under
-    which its channel is chosen."""
+    which its channel is chosen; ``keep`` says whether what was read into the engine's blocks is stored here,
+    too."""
 
     id: PeerId
     namespace: bytes
@@ -47,13 +65,15 @@ class SharingSetup:
     channel: str
     carrier: PeerCarrier
     serving: ServingSettings = field(factory=ServingSettings)
+    keep: bool = True
 
 
 class Sharing:
     """A :class:`kvferry.api.PeerHost` over a scheduler.
 
     ``lock`` guards the manager and ``borrowing``. ``post(rank, order)`` sends to a worker and does not wait;
-    ``wake()`` has :meth:`work` called soon. ``clock`` is the manager's.
+    ``wake()`` has :meth:`work` called soon. ``next_order()`` gives numbers that no other order of the workers
+    has. ``clock`` is the manager's.
 
     Threads: :meth:`open`, :meth:`on_message`, :meth:`work` and :meth:`close` on the service's, the rest on
     any.
@@ -69,6 +89,7 @@ class Sharing:
         world_size: int,
         post: Callable[[int, WorkerOrder], None],
         wake: Callable[[], None],
+        next_order: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
         self._setup = setup
@@ -78,9 +99,11 @@ class Sharing:
         self._post = post
         self._wake = wake
         self._clock = clock
-        self._serving = Serving(manager, setup.serving)
+        self._serving = Serving(manager, setup.serving, next_order)
+        self._orders = OrdersOfAll(self._ranks)
         self._lending = Lending(self._serving, lock, clock, wake)
         self._opened: dict[int, RankCard] = {}
+        self._reason = ""
         self._carried = False
         self._retired = False
         self._copying = manager.copying
@@ -108,6 +131,7 @@ class Sharing:
         if isinstance(message, ChannelClosed):
             self._opened.pop(message.rank, None)
             if message.reason:
+                self._reason = f"rank {message.rank}: {message.reason}"
                 logger.warning(
                     "kvferry: rank %d shares nothing with other instances: %s", message.rank, message.reason
                 )
@@ -121,6 +145,24 @@ class Sharing:
                 self._copying.watch_servable(SERVABLE_KEPT)
             self._setup.carrier.open(self, self._card())
 
+    def on_done(self, message: OrderDone) -> None:
+        """What a worker tells of an order; passed over if it is none of here."""
+        end = self._orders.done(message)
+        if end is None:
+            return
+        result = end.result
+        if result.faults:
+            logger.debug(
+                "kvferry: %d chunks were not staged for a peer: %s", len(result.faults), result.reason
+            )
+        with self._lock:
+            self._serving.report(result, self._clock())
+
+    def workers_lost(self) -> None:
+        """No worker is left. Under the lock; the manager was told before."""
+        self._orders.clear()
+        self._serving.workers_lost()
+
     def work(self) -> None:
         """Send what is to be sent, and end what is over."""
         now = self._clock()
@@ -130,9 +172,16 @@ class Sharing:
             if now >= self._serving.next_deadline():
                 self._serving.expire(now)
             tells = self._borrowing.take()
+            orders = self._serving.take_orders()
+            answers = self._serving.take_answers()
             served = self._copying.has_servable
         if served and self._carried:
             self._setup.carrier.served()
+        for order in orders:
+            self._stage(order)
+        for peer, answer in answers:
+            if self._carried:
+                self._setup.carrier.answer(peer, answer)
         for tell in tells:
             self._send(tell)
 
@@ -172,6 +221,32 @@ class Sharing:
             return dict(self._borrowing.counts)
 
     # From any thread
+
+    def statistics(self, borrowed_tokens: int) -> SharingStatistics:
+        """What is borrowed and lent. ``borrowed_tokens`` are those of the engine's hits."""
+        state = SharingState.OPEN if self._carried else SharingState.OPENING
+        with self._lock:
+            peers = self._borrowing.peers()
+            borrowed = dict(self._borrowing.counts)
+            lent = {name.replace(" ", "_"): count for name, count in self._serving.counts.items()}
+            loans = self._borrowing.loans
+            leases, slots = self._serving.leases, self._serving.slots
+        return SharingStatistics(
+            id=self._setup.id,
+            channel=self._setup.channel,
+            state=SharingState.RETIRED if self._retired else state,
+            reason=self._reason,
+            peers=tuple(
+                PeerState(id=peer, standing=standing.value, reason=reason)
+                for peer, (standing, reason) in sorted(peers.items())
+            ),
+            borrowed_tokens=borrowed_tokens,
+            loans=loans,
+            borrowed={**dict.fromkeys(BORROW_COUNTS, 0), **borrowed},
+            leases=leases,
+            slots=slots,
+            lent={**dict.fromkeys(LEND_COUNTS, 0), **lent},
+        )
 
     def take_servable(self, limit: int) -> ServableChanges:
         with self._lock:
@@ -219,6 +294,17 @@ class Sharing:
             channel=setup.channel,
             ranks=tuple(self._opened[rank] for rank in self._ranks),
         )
+
+    def _stage(self, order: StageOrder | CancelOrder) -> None:
+        message: WorkerOrder
+        match order:
+            case StageOrder(number, tokens, sources, slots, seconds):
+                self._orders.begin(number, "staging")
+                message = StageChunks(number, tokens, sources, slots, seconds)
+            case CancelOrder(number, tier):
+                message = Cancel(number, tier)
+        for rank in self._ranks:
+            self._post(rank, message)
 
     def _send(self, tell: Tell) -> None:
         carrier = self._setup.carrier

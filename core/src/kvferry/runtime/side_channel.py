@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +26,8 @@ from kvferry.data.wire import (
     Ask,
     FromWorker,
     Hello,
+    Lead,
+    Ready,
     Refused,
     SayHello,
     Told,
@@ -68,7 +71,8 @@ class SideChannelServer:
 
     ``on_message`` sees only messages of workers whose hello carried the right token and version;
     a hello is passed on too and answered with what ``on_message`` returns: None accepts it, text
-    refuses it. Operators' questions with the right token and version go to ``desk``.
+    refuses it. Operators' questions with the right token and version go to ``desk``. ``clock`` is that of
+    deadlines in orders and plans.
     """
 
     def __init__(
@@ -78,8 +82,10 @@ class SideChannelServer:
         on_message: Callable[[FromWorker], str | None],
         on_tick: Callable[[], None],
         desk: Desk | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._desk = desk
+        self._clock = clock
         self._endpoint = endpoint
         self._token = token
         self._on_message = on_message
@@ -214,8 +220,9 @@ class SideChannelServer:
             return self._greet(peer, message)
         if self._known.get(peer) != (message.rank, message.epoch):
             return SayHello()
+        lead = Lead(message.clock - self._clock()) if isinstance(message, Ready) else None
         self._on_message(message)
-        return None
+        return lead
 
     def _ask(self, peer: bytes, ask: Ask) -> Told | None:
         if ask.token != self._token:
@@ -230,11 +237,12 @@ class SideChannelServer:
             return Refused(f"wire version {hello.version}, the scheduler speaks {WIRE_VERSION}")
         if hello.token != self._token:
             return Refused("the token is not this scheduler's")
+        lead = hello.clock - self._clock()
         refusal = self._on_message(hello)
         if refusal is not None:
             return Refused(refusal)
         self._known[peer] = (hello.rank, hello.epoch)
-        return Welcome(hello.epoch)
+        return Welcome(hello.epoch, lead)
 
     def close(self) -> None:
         """Stop the thread and unbind. Idempotent."""
@@ -255,7 +263,8 @@ class SideChannelClient:
     """A worker's end. Connects lazily: until a token can be read, messages wait in a queue.
 
     ``identity`` names this worker and its epoch. ``make_hello(token)`` builds the introduction; it is
-    called again whenever the scheduler asks. ``on_order`` must not block.
+    called again whenever the scheduler asks. ``on_order`` must not block; ``on_lead`` is told
+    :class:`kvferry.data.wire.Lead`, and before the first order.
     Threads: ``send`` from any thread; the callbacks run on the client's own thread.
     """
 
@@ -268,8 +277,10 @@ class SideChannelClient:
         make_beat: Callable[[], FromWorker],
         on_refused: Callable[[str], None],
         on_order: Callable[[WorkerOrder], None] = lambda _order: None,
+        on_lead: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self._on_order = on_order
+        self._on_lead = on_lead
         self._endpoint = endpoint
         self._identity = identity.encode()
         self._read_token = read_token
@@ -366,6 +377,9 @@ class SideChannelClient:
                 continue
             if isinstance(message, Welcome):
                 self._welcome = True
+                self._on_lead(message.lead)
+            elif isinstance(message, Lead):
+                self._on_lead(message.seconds)
             elif isinstance(message, SayHello):
                 self._welcome = False
                 self._greeted_with = None

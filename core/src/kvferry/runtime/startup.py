@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from attrs import evolve, frozen
 
 from kvferry.api import (
     AnySpec,
+    BackendCapabilities,
+    ChannelCapabilities,
     ErrorKind,
     Fact,
     HostEnvironment,
@@ -307,11 +309,12 @@ def _spec_facts(plugins: LoadedPlugins, config: Config) -> dict[str, Fact]:
     facts: dict[str, Fact] = {}
     for tier, section in config.tiers.items():
         origin = f"plugin {plugins.owned('backend', section.use).plugin.name}"
-        capabilities = plugins.backend(section.use).capabilities
-        for field in attrs.fields(type(capabilities)):
-            path = f"tiers.{tier}.capabilities.{field.name}"
-            value = getattr(capabilities, field.name)
-            facts[path] = Fact(path=path, value=value, origin=origin)
+        claims = _claims(plugins.backend(section.use).capabilities, f"tiers.{tier}", origin)
+        facts.update({fact.path: fact for fact in claims})
+    if config.channel.use is not None:
+        origin = f"plugin {plugins.owned('channel', config.channel.use).plugin.name}"
+        claims = _claims(plugins.channel(config.channel.use).capabilities, "channel", origin)
+        facts.update({fact.path: fact for fact in claims})
     for owned in plugins.specs("device"):
         path = f"devices.{owned.spec.name}.name"
         origin = f"plugin {owned.plugin.name}"
@@ -322,6 +325,17 @@ def _spec_facts(plugins: LoadedPlugins, config: Config) -> dict[str, Fact]:
             path="listed.connectors", value=connectors, origin="the listed plugins"
         )
     return facts
+
+
+def _claims(
+    capabilities: BackendCapabilities | ChannelCapabilities, section: str, origin: str
+) -> Iterator[Fact]:
+    """Each claim as a fact below the section that chose the spec."""
+    for field in attrs.fields(type(capabilities)):
+        value = getattr(capabilities, field.name)
+        if isinstance(value, frozenset):
+            value = tuple(sorted(str(each.value) for each in value))
+        yield Fact(path=f"{section}.capabilities.{field.name}", value=value, origin=origin)
 
 
 def waivers_of(config: Config) -> list[Waiver]:

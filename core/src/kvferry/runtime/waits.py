@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import define, frozen
 
+from kvferry.control.brought import Brought, Source
 from kvferry.control.lower import LowerTierReport
 from kvferry.runtime.requests import RequestState
 
@@ -15,7 +18,7 @@ class LowerStatistics:
     tiers: tuple[LowerTierReport, ...]
     """Fast to slow."""
     risen_tokens: int
-    """Of the tokens that were hit, those that had come up for it."""
+    """Of the tokens that were hit, those that had come up for it out of these tiers."""
     waits: int
     """Times that the engine was told to ask again later."""
     waits_expired: int
@@ -38,6 +41,7 @@ class Waits:
     """
 
     risen_tokens: int = 0
+    borrowed_tokens: int = 0
     count: int = 0
     seconds: float = 0.0
 
@@ -60,7 +64,28 @@ class Waits:
         if state.held_tokens < 0:
             state.held_tokens = state.matched_tokens
 
-    def loaded(self, state: RequestState, end: int) -> None:
-        """Its tokens are loaded up to ``end``, behind those that the engine has."""
-        if state.held_tokens >= 0:
-            self.risen_tokens += max(0, end - max(state.local_tokens, state.held_tokens))
+    def loaded(
+        self,
+        state: RequestState,
+        end: int,
+        digests: Mapping[int, bytes],
+        chunk_tokens: int,
+        brought: Brought,
+    ) -> None:
+        """Its tokens are loaded up to ``end``, behind those that the engine has, out of these chunks."""
+        if state.held_tokens < 0:
+            return
+        start = max(state.local_tokens, state.held_tokens)
+        for chunk, digest in digests.items():
+            tokens = min(end, (chunk + 1) * chunk_tokens) - max(start, chunk * chunk_tokens)
+            if tokens <= 0:
+                continue
+            match brought.source(digest):
+                case Source.TIER:
+                    self.risen_tokens += tokens
+                case Source.PEER:
+                    self.borrowed(tokens)
+
+    def borrowed(self, tokens: int) -> None:
+        """The engine takes so many tokens out of what was read from a peer for them."""
+        self.borrowed_tokens += tokens

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 
+import msgspec
 from attrs import field, frozen
 
 from kvferry.control.orders import ItemFault
@@ -15,7 +17,7 @@ from kvferry.data.engine_side import EngineSide
 from kvferry.data.meter import TierStatistics
 from kvferry.data.mover import Mover, MoverStatistics
 from kvferry.data.peer_side import PeerSide
-from kvferry.data.plans import Direction, StepPlan, Transfer, TransferResult
+from kvferry.data.plans import Direction, PeerLoad, StepPlan, Transfer, TransferResult
 from kvferry.data.store_side import SlotStore
 from kvferry.data.tier_side import TierSide
 from kvferry.data.wire import (
@@ -29,6 +31,7 @@ from kvferry.data.wire import (
     Hello,
     OrderDone,
     PeerOrder,
+    PullChunks,
     Ready,
     TierClosed,
     TierContent,
@@ -46,6 +49,8 @@ IDLE_WAIT_SECONDS = 0.02
 """How long a step without tokens waits for copies, instead of turning the engine's loop in vain."""
 RISING_WAIT_SECONDS = 0.005
 """The same for chunks that come up from a lower tier, whose end the scheduler hears of a moment later."""
+SEEKING_WAIT_SECONDS = 0.0005
+"""The same for answers of other instances, of whose coming nothing is heard here."""
 CLOSE_SECONDS = 5.0
 
 
@@ -101,6 +106,10 @@ class WorkerRuntime:
         self._client: SideChannelClient | None = None
         self._lock = threading.Lock()
         self._arrived: list[tuple[Transfer, TransferResult]] = []
+        self._loading: Counter[str] = Counter()
+        """Loads of each request beside forward passes that have no result yet."""
+        self._lead = 0.0
+        """See :class:`kvferry.data.wire.Lead`."""
         self._ended: set[str] = set()
         self._sync_results: list[tuple[Transfer, TransferResult]] = []
         self.failures = 0
@@ -118,6 +127,7 @@ class WorkerRuntime:
             self._ready,
             self._refused,
             self._order,
+            self._set_lead,
         )
         for tier in self._tiers.values():
             tier.start(region, self)
@@ -173,8 +183,22 @@ class WorkerRuntime:
                 self.failures += 1
             self._sync_results.append((transfer, result))
             self._send(result)
+        with self._lock:
+            self._loading.update(transfer.request_id for transfer in plan.loads)
+            self._loading.update(load.transfer.request_id for load in plan.peer_loads)
         if plan.loads:
             self._running().submit(plan.loads)
+        for load in plan.peer_loads:
+            self._load_from_peer(load)
+
+    def _load_from_peer(self, load: PeerLoad) -> None:
+        transfer = load.transfer
+        if self._peers is None:
+            slots = tuple(transfer.slot_numbers())
+            self._on_result(transfer, TransferResult(transfer.id, slots, "there is no channel"))
+            return
+        deadline = min(load.deadline + self._lead, time.monotonic() + load.seconds)
+        self._peers.load(load, deadline, lambda result: self._on_result(transfer, result))
 
     def submit_saves(self, plan: StepPlan, failures_seen: int) -> None:
         """Queue the step's saves; the forward pass has been submitted before.
@@ -194,17 +218,16 @@ class WorkerRuntime:
         """What happened up to now. Call once per step, after :meth:`submit_saves`."""
         mover = self._running()
         sent = self._sent(mover)
-        if plan.idle and not sent and not self._arrived:
+        if plan.idle and not sent and not self._has_arrived():
             # An engine that waits for nothing but copies would otherwise turn its loop in vain, and
             # take the interpreter away from the thread that copies.
             mover.wait_for_end(self._ended, IDLE_WAIT_SECONDS)
             sent = self._sent(mover)
-            if plan.rising and not sent and not self._arrived:
-                # The same for an engine that waits for a lower tier.
-                self._fetched.wait(RISING_WAIT_SECONDS)
+            if (plan.rising or self._loading) and not sent and not self._has_arrived():
+                # The same for an engine that waits for a lower tier, or for a peer.
+                self._fetched.wait(SEEKING_WAIT_SECONDS if plan.seeking else RISING_WAIT_SECONDS)
                 self._fetched.clear()
-        with self._lock:
-            arrived, self._arrived = self._arrived, []
+        arrived = self._take_arrived()
         sync, self._sync_results = self._sync_results, []
         self._ended -= sent
         failed = {transfer.request_id for transfer, result in arrived if result.failed_slots}
@@ -218,11 +241,24 @@ class WorkerRuntime:
             invalid_blocks=frozenset(invalid),
         )
 
+    def _has_arrived(self) -> bool:
+        with self._lock:
+            return any(not self._loading[transfer.request_id] for transfer, _ in self._arrived)
+
+    def _take_arrived(self) -> list[tuple[Transfer, TransferResult]]:
+        """Loads of requests that wait for nothing more: the blocks of one may be filled from two places."""
+        with self._lock:
+            loading = self._loading = +self._loading
+            arrived = [each for each in self._arrived if each[0].request_id not in loading]
+            self._arrived = [each for each in self._arrived if each[0].request_id in loading]
+        return arrived
+
     def _sent(self, mover: Mover) -> set[str]:
         return {name for name in self._ended if mover.pending(name, Direction.SAVE) == 0}
 
     def statistics(self) -> MoverStatistics:
-        return self._running().statistics()
+        own = self._running().statistics()
+        return own if self._peers is None else own.plus(self._peers.load_statistics())
 
     def tier_statistics(self) -> dict[str, TierStatistics]:
         """What went through each lower tier on this rank, by its name. Any thread."""
@@ -256,11 +292,16 @@ class WorkerRuntime:
     def filled(self, slots: Collection[int]) -> None:
         self._running().filled(slots)
 
+    def _set_lead(self, seconds: float) -> None:
+        self._lead = seconds
+
     def _order(self, order: WorkerOrder) -> None:
         if isinstance(order, TierOrder) and order.tier:
             self._tiers[order.tier].take(order)
         elif isinstance(order, PeerOrder):
             assert self._peers is not None, "an order for a channel, and none is configured"
+            if isinstance(order, PullChunks):
+                order = msgspec.structs.replace(order, deadline=order.deadline + self._lead)
             self._peers.take(order)
 
     def _tell(self, message: FromWorker) -> None:
@@ -273,6 +314,8 @@ class WorkerRuntime:
         if transfer.direction is Direction.LOAD:
             with self._lock:
                 self._arrived.append((transfer, result))
+                self._loading[transfer.request_id] -= 1
+            self._fetched.set()
         self._send(result)
 
     def _send(self, result: TransferResult) -> None:
@@ -282,7 +325,9 @@ class WorkerRuntime:
         self._tell(self._ready())
 
     def _ready(self) -> FromWorker:
-        return Ready(rank=self._rank, epoch=self._epoch, slots=self._store.ready_slots())
+        return Ready(
+            rank=self._rank, epoch=self._epoch, slots=self._store.ready_slots(), clock=time.monotonic()
+        )
 
     def _hello(self, token: str) -> Hello:
         return Hello(
@@ -294,6 +339,7 @@ class WorkerRuntime:
             fingerprint=self._fingerprint,
             slots=self._store.slots,
             slot_bytes=self._engine.layout.total_bytes,
+            clock=time.monotonic(),
         )
 
     def _refused(self, reason: str) -> None:

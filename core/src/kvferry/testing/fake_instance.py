@@ -19,6 +19,7 @@ from kvferry.api import (
     PeerCarrier,
     PeerId,
     QuotaPolicy,
+    Staging,
 )
 from kvferry.control.identity import LoRAIdentity, Namespace
 from kvferry.control.keys import KeyChain
@@ -27,9 +28,11 @@ from kvferry.control.lower import LowerTierSettings
 from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
 from kvferry.control.serving import ServingSettings
+from kvferry.data.arena import MemoryFileArena
 from kvferry.data.copy import NumpyCopier, SpanCopier
 from kvferry.data.engine_side import EngineSide
-from kvferry.data.peer_side import PeerSide
+from kvferry.data.peer_side import LandingSetup, PeerSide
+from kvferry.data.staging_side import StagingSide
 from kvferry.data.store_side import StoreSide
 from kvferry.data.tier_side import TierSide
 from kvferry.runtime.address import MeetingPlace
@@ -76,6 +79,11 @@ class SharingFake:
     make_channel: Callable[[], Channel]
     settings: Mapping[str, Any] = field(factory=dict)
     serving: ServingSettings = field(factory=ServingSettings)
+    make_staging: Callable[[int], Staging] | None = None
+    """Makes the closed staging of a rank from its length in bytes; with ``serving.staging_slots``."""
+    buffer_slots: int = 4
+    """Of the landing buffers, where reads pass through some."""
+    keep: bool = True
 
 
 @define(kw_only=True)
@@ -95,6 +103,8 @@ class InstanceSettings:
     sharing: SharingFake | None = None
     alignment: int = 1
     namespace: str = "fake"
+    clock: Callable[[], float] = time.monotonic
+    """The scheduler's; that of workers is the system's."""
 
     @property
     def shapes(self) -> tuple[GroupShape, ...]:
@@ -111,6 +121,7 @@ class FakeInstance:
     manager: CacheManager
     memories: tuple[FakeMemory, ...]
     new_chain: Callable[[str, LoRAIdentity | None], KeyChain]
+    settings: InstanceSettings
 
     def settle(self, seconds: float = 10.0) -> None:
         """Wait until the scheduler has heard of everything that the workers did."""
@@ -220,6 +231,7 @@ def open_fake_instance(
             events=bool((manager_options or {}).get("events")),
             lower=_lower_setup(settings) if settings.lower or settings.sharing else None,
             sharing=_sharing_setup(settings),
+            clock=settings.clock,
         )
         scheduler.open()
         stack.callback(scheduler.close)
@@ -241,6 +253,7 @@ def open_fake_instance(
             manager,
             tuple(memories),
             new_chain,
+            settings,
         )
         instance.wait_ready()
         if settings.lower:
@@ -281,6 +294,35 @@ def _peer_side(settings: InstanceSettings, side: EngineSide, rank: int) -> PeerS
         rank=rank,
         world_size=settings.world_size,
         retry_seconds=0.1,
+        landing=_landing_setup(settings, side),
+        staging=_staging_side(settings, settings.sharing, side, rank),
+    )
+
+
+def _staging_side(
+    settings: InstanceSettings, sharing: SharingFake, side: EngineSide, rank: int
+) -> StagingSide | None:
+    make_staging, slots = sharing.make_staging, sharing.serving.staging_slots
+    if make_staging is None or slots is None:
+        return None
+    return StagingSide(
+        lambda: make_staging(slots * side.layout.total_bytes),
+        side,
+        settings.chunk_blocks * settings.engine.block_tokens,
+        rank=rank,
+        world_size=settings.world_size,
+    )
+
+
+def _landing_setup(settings: InstanceSettings, side: EngineSide) -> LandingSetup | None:
+    sharing = settings.sharing
+    if sharing is None or not (sharing.settings.get("delay") or sharing.make_staging):
+        return None
+    return LandingSetup(
+        capacity=sharing.buffer_slots * side.layout.total_bytes,
+        make_arena=MemoryFileArena,
+        copier=NumpyCopier(),
+        verify=settings.verify,
     )
 
 
@@ -297,6 +339,7 @@ def _sharing_setup(settings: InstanceSettings) -> SharingSetup | None:
         channel="fake",
         carrier=sharing.carrier,
         serving=sharing.serving,
+        keep=sharing.keep,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, field
 
-from kvferry.api import Candidate, ErrorKind, KVFerryError, PeerAsk, PeerCard, PeerHost, PeerId
+from kvferry.api import Answer, Candidate, ErrorKind, KVFerryError, PeerAsk, PeerCard, PeerHost, PeerId
 
 _AT_ONCE = 1024
 
@@ -80,6 +80,22 @@ class MemoryCarrier:
                 there.host.desk.done(self._own.card.id, number)
 
         self._jobs.put(carry)
+
+    def answer(self, peer: PeerId, answer: Answer) -> None:
+        def carry() -> None:
+            there = self._reach(peer)
+            if there is not None:
+                there.host.answered(self._own.card.id, answer)
+
+        self._jobs.put(carry)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until what was handed over so far has been carried; whether it was, or never will be."""
+        if self._thread is None:
+            return True
+        carried = threading.Event()
+        self._jobs.put(carried.set)
+        return carried.wait(seconds)
 
     def close(self, deadline: float) -> None:
         if self._thread is None:

@@ -133,6 +133,9 @@ class NullPeerCarrier:
     def done(self, peer: PeerId, number: int) -> None:
         pass
 
+    def answer(self, peer: PeerId, answer: Answer) -> None:
+        pass
+
     def close(self, deadline: float) -> None:
         pass
 
@@ -163,6 +166,9 @@ class ForwardingPeerCarrier:
 
     def done(self, peer: PeerId, number: int) -> None:
         self.inner.done(peer, number)
+
+    def answer(self, peer: PeerId, answer: Answer) -> None:
+        self.inner.answer(peer, answer)
 
     def close(self, deadline: float) -> None:
         self.inner.close(deadline)

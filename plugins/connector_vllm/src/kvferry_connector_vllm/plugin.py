@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvferry.api import (
+    Check,
     ConnectorSpec,
     Example,
     FactKind,
@@ -128,6 +129,22 @@ def kvferry_rules() -> Iterable[Rule]:
             examples=(
                 Example(facts={"connector.verify": False}, passes=True),
                 Example(facts={"connector.verify": True}, passes=False),
+            ),
+        ),
+        Rule(
+            id="VLLM005",
+            severity=Severity.NOTE,
+            when=Known("connector.load")
+            & (Path("connector.load") == "sync")
+            & Check("p2p.use is set", ("p2p.use",), lambda use: use is not None),
+            require=Path("p2p.delay") == False,  # noqa: E712 - builds a formula
+            message="with p2p.delay the loads of chunks that peers have run beside the forward pass, in "
+            "spite of connector.load: sync",
+            fix="nothing to mend; load: async says so for all loads",
+            source="design",
+            examples=(
+                Example(facts={"connector.load": "sync", "p2p.use": "p2p", "p2p.delay": False}, passes=True),
+                Example(facts={"connector.load": "sync", "p2p.use": "p2p", "p2p.delay": True}, passes=False),
             ),
         ),
     ]

@@ -19,7 +19,7 @@ from kvferry.runtime import (
 from kvferry_connector_vllm.events import kv_cache_event
 from kvferry_connector_vllm.requests import cacheable, request_state
 from kvferry_connector_vllm.startup import Startup
-from kvferry_connector_vllm.stats import KVFerryStats, Totals, scheduler_lower
+from kvferry_connector_vllm.stats import KVFerryStats, Totals, scheduler_lower, scheduler_sharing
 from kvferry_connector_vllm.versions import in_flight_tokens
 
 if TYPE_CHECKING:
@@ -214,10 +214,12 @@ class SchedulerRole:
             "capacity_slots": manager.capacity,
             "pinned_slots": manager.pinned,
         }
-        lower = self._runtime.lower_statistics()
+        lower, sharing = self._runtime.lower_statistics(), self._runtime.sharing_statistics()
+        shared = {} if sharing is None else scheduler_sharing(sharing)
         if lower is None:
-            return self._totals.report({**counters, **gauges})
+            return self._totals.report({**counters, **gauges, **shared})
         waits = {name: getattr(lower, name) for name in _LOWER_COUNTED}
         return self._totals.report(
-            {**counters, **gauges, **waits}, {tier.name: scheduler_lower(tier) for tier in lower.tiers}
+            {**counters, **gauges, **waits, **shared},
+            {tier.name: scheduler_lower(tier) for tier in lower.tiers},
         )

@@ -17,10 +17,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.v1.metrics.utils import create_metric_per_engine
 
+from kvferry.runtime import SharingState
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvferry.runtime import LowerTierReport, TierStatistics
+    from kvferry.runtime import LowerTierReport, SharingStatistics, TierStatistics
 
 COUNTERS: Mapping[str, str] = {
     "queries": "Requests that asked kvferry for a prefix.",
@@ -45,6 +47,29 @@ COUNTERS: Mapping[str, str] = {
     "wait_seconds": "Seconds that requests waited for chunks to come up.",
     "rises_shared": "Requests that found what they need on its way up already.",
     "rises_expired": "Prefixes that were given up at their deadline.",
+    "borrowed_tokens": "Of the hit tokens, those that were read from other instances for it.",
+    "borrowed_bytes": "Bytes read out of other instances' memory, all ranks.",
+    "borrowed_seconds": "Seconds in which something was being read there, all ranks.",
+    "borrow_quests": "Prefixes that were looked for at other instances.",
+    "borrow_nobody": "Those that nobody had, or would lend.",
+    "borrow_granted": "Grants that other instances gave.",
+    "borrow_chunks": "Chunks of those grants.",
+    "borrow_refused": "Questions that another instance answered with nothing.",
+    "borrow_late": "Prefixes for which no answer came in time.",
+    "borrow_untrue": "Grants of something else than was asked for.",
+    "borrow_fetched": "Chunks read out of other instances' memory.",
+    "borrow_failed": "Chunks that could not be read there.",
+    "borrow_paused": "Times that an instance which failed was left alone for a while.",
+    "lend_granted": "Grants to other instances.",
+    "lend_chunks": "Chunks of those grants.",
+    "lend_renewed": "Grants that were made to last longer.",
+    "lend_done": "Grants that were given back.",
+    "lend_expired": "Grants that ended by their time alone.",
+    "lend_staged": "Chunks that were copied to where others read.",
+    "lend_not_staged": "Chunks that were not, for lack of room there or of time.",
+    "lend_nothing": "Questions of others for what is not here.",
+    "lend_busy": "Questions of others that came while as much was lent as may be.",
+    "lend_ended": "Questions of others that came after they were over.",
 }
 GAUGES: Mapping[str, str] = {
     "resident_chunks": "Chunks that can be found now.",
@@ -52,7 +77,14 @@ GAUGES: Mapping[str, str] = {
     "capacity_slots": "Slots of the tier that are ready.",
     "pinned_slots": "Slots of chunks that are pinned.",
     "rises_under_way": "Prefixes that are on their way up now.",
+    "sharing_open": "1 while something is shared with other instances, else 0.",
+    "peers_agreed": "Other instances that may be asked now, of those that something was wanted of lately.",
+    "peers_paused": "Those that failed and are left alone now.",
+    "borrow_loans": "Grants of other instances that are held now.",
+    "lend_leases": "Grants to other instances that are open now.",
+    "lend_slots": "Slots of those grants.",
 }
+BORROW, LEND = "borrow_", "lend_"
 LOWER = "lower_"
 LOWER_COUNTERS: Mapping[str, str] = {
     "lower_stored": "Chunks copied down to the tier.",
@@ -106,6 +138,28 @@ def scheduler_lower(tier: LowerTierReport) -> dict[str, Number]:
 def worker_lower(tier: TierStatistics) -> dict[str, Number]:
     """What one rank knows of it."""
     return {LOWER + name: value for name, value in asdict(tier).items()}
+
+
+def scheduler_sharing(sharing: SharingStatistics) -> dict[str, Number]:
+    """What the scheduler's half knows of other instances."""
+    standings = [peer.standing for peer in sharing.peers]
+    known = {
+        "borrowed_tokens": sharing.borrowed_tokens,
+        "borrow_loans": sharing.loans,
+        **{BORROW + name: value for name, value in sharing.borrowed.items()},
+        "lend_leases": sharing.leases,
+        "lend_slots": sharing.slots,
+        **{LEND + name: value for name, value in sharing.lent.items()},
+        "sharing_open": int(sharing.state is SharingState.OPEN),
+        "peers_agreed": standings.count("agreed"),
+        "peers_paused": standings.count("paused"),
+    }
+    return {name: value for name, value in known.items() if name in COUNTERS or name in GAUGES}
+
+
+def worker_sharing(read: TierStatistics) -> dict[str, Number]:
+    """What one rank knows of them."""
+    return {"borrowed_bytes": read.read_bytes, "borrowed_seconds": read.read_seconds}
 
 
 class Totals:

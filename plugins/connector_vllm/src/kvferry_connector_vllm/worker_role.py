@@ -12,7 +12,7 @@ from kvferry_connector_vllm.engine import one_plain_group
 from kvferry_connector_vllm.pages import engine_groups
 from kvferry_connector_vllm.scheduler_role import KVFerryMetadata, KVFerryWorkerMetadata
 from kvferry_connector_vllm.startup import Startup
-from kvferry_connector_vllm.stats import KVFerryStats, Totals, worker_lower
+from kvferry_connector_vllm.stats import KVFerryStats, Totals, worker_lower, worker_sharing
 from kvferry_connector_vllm.versions import TransferResults
 
 if TYPE_CHECKING:
@@ -107,4 +107,6 @@ class WorkerRole:
             return None
         totals = asdict(self._runtime.statistics())
         lower = {name: worker_lower(tier) for name, tier in self._runtime.tier_statistics().items()}
-        return self._totals.report({name: totals[name] for name in _COUNTED}, lower)
+        peers = self._runtime.peer_statistics()
+        shared = {} if peers is None else worker_sharing(peers)
+        return self._totals.report({**{name: totals[name] for name in _COUNTED}, **shared}, lower)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvferry.api import CommandSpec, LookupSpec, Manifest, Rule, SourceSpec, hookimpl
+from kvferry.api import CommandSpec, FactSpec, LookupSpec, Manifest, Rule, SourceSpec, hookimpl
+from kvferry_sharing_p2p.likeness_rules import FACT_SPECS
 from kvferry_sharing_p2p.rules import RULES
 
 MANIFEST = Manifest(
@@ -48,6 +49,11 @@ def kvferry_sources() -> Iterable[SourceSpec]:
             summary="chunks out of the memory of other instances",
         ),
     )
+
+
+@hookimpl
+def kvferry_fact_specs() -> Iterable[FactSpec]:
+    return FACT_SPECS
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""P2P001 and following: what must hold for sharing between instances.
+"""P2P001 and following: what must hold for sharing between instances, by their addresses first.
 
 An address that cannot be read is refused with the configuration; rules say nothing of it.
 """
@@ -6,11 +6,13 @@ An address that cannot be read is refused with the configuration; rules say noth
 from __future__ import annotations
 
 from kvferry.api import Check, Example, Path, Rule, Severity
+from kvferry_sharing_p2p.fleet_rules import FLEET_RULES
+from kvferry_sharing_p2p.likeness_rules import LIKENESS_RULES
+from kvferry_sharing_p2p.mode_rules import MODE_RULES
 from kvferry_sharing_p2p.network.endpoint import parse_url
 
 _IS_CONTROLLER = Path("lookup.use") == "controller"
 _IS_P2P = Path("p2p.use") == "p2p"
-_LOOPBACK_NAMES = frozenset(("localhost", "localhost.localdomain", "ip6-localhost"))
 
 
 def _lookup(url: str, *, file: str = "", variable: str = "") -> dict[str, object]:
@@ -26,15 +28,19 @@ def _listens(url: str) -> dict[str, object]:
     return {"p2p.use": "p2p", "p2p.listen": url}
 
 
+def _over(channel: str, same_host: bool, listen: str) -> dict[str, object]:
+    claims = {"channel.use": channel, "channel.capabilities.same_host": same_host}
+    return {**claims, **_listens(listen)}
+
+
 def _stays_here(url: str) -> bool:
     try:
-        endpoint = parse_url(url)
+        return parse_url(url).stays_here()
     except ValueError:
         return True
-    return endpoint.is_loopback() or endpoint.host.lower() in _LOOPBACK_NAMES
 
 
-RULES: tuple[Rule, ...] = (
+_ADDRESS_RULES: tuple[Rule, ...] = (
     Rule(
         id="P2P001",
         severity=Severity.ERROR,
@@ -120,4 +126,27 @@ RULES: tuple[Rule, ...] = (
             Example(facts=_lookup("tcp://127.0.0.1:9900") | _listens("tcp://0.0.0.0:9970"), passes=False),
         ),
     ),
+    Rule(
+        id="P2P030",
+        severity=Severity.WARNING,
+        when=_IS_P2P & (Path("channel.use") != None),  # noqa: E711 - a formula, not a comparison
+        require=Check(
+            "not channel.capabilities.same_host, or p2p.listen is loopback",
+            ("channel.capabilities.same_host", "p2p.listen", "channel.use"),
+            lambda same_host, listen, _use: not same_host or _stays_here(listen),
+        ),
+        message="the channel {channel.use} reaches processes of this host alone, and peers of other hosts are "
+        "told that they may ask at {p2p.listen}",
+        fix="use a channel that reaches other hosts, such as tcp, or listen at a loopback address",
+        source="design",
+        examples=(
+            Example(facts=_over("local", True, "tcp://127.0.0.1:0"), passes=True),
+            Example(facts=_over("tcp", False, "tcp://10.0.0.1:9970"), passes=True),
+            Example(facts=_over("local", True, "tcp://10.0.0.1:9970"), passes=False),
+        ),
+    ),
+)
+
+RULES: tuple[Rule, ...] = tuple(
+    sorted((*_ADDRESS_RULES, *MODE_RULES, *FLEET_RULES, *LIKENESS_RULES), key=lambda rule: rule.id)
 )

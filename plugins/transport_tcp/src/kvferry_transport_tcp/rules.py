@@ -65,6 +65,10 @@ def _both_apart(one: Sequence[str], other: Sequence[str]) -> bool:
     return not any(mine.excludes(theirs) for mine, theirs in product(_read(one), _read(other)))
 
 
+def _reach_alike(one: Sequence[str], other: Sequence[str]) -> bool:
+    return _stays_here(one) == _stays_here(other)
+
+
 def _reachable(listen: Sequence[str], advertise: Sequence[str]) -> bool:
     return bool(advertise) or not any(address.wildcard for address in _read(listen))
 
@@ -225,6 +229,27 @@ RULES: tuple[Rule, ...] = (
             Example(facts=_pair("127.0.0.1:0", "127.0.0.1:0"), passes=True),
             Example(facts=_pair("127.0.0.1:9960", "localhost:9960"), passes=False),
             Example(facts=_pair("0.0.0.0:9960", "10.0.0.1:9960"), passes=False),
+        ),
+    ),
+    Rule(
+        id="TCP009",
+        severity=Severity.WARNING,
+        scope=Scope.PAIR,
+        when=_BOTH_TCP,
+        require=Check(
+            "both or neither of channel.listen are loopback alone",
+            (f"one.{_LISTEN}", f"other.{_LISTEN}"),
+            _reach_alike,
+        ),
+        requires=("TCP001",),
+        message="one instance is reached by other hosts, and the other by its own alone: "
+        "{one.channel.listen}; {other.channel.listen}; who runs elsewhere cannot read from it",
+        fix="let both listen at addresses that all peers reach, or both at loopback",
+        source="design",
+        examples=(
+            Example(facts=_pair("127.0.0.1:0", "[::1]:9960"), passes=True),
+            Example(facts=_pair("10.0.0.1:9960", "0.0.0.0:9961"), passes=True),
+            Example(facts=_pair("127.0.0.1:0", "10.0.0.1:9960"), passes=False),
         ),
     ),
 )

@@ -1,4 +1,5 @@
-"""Suites by which an author proves a plugin. The guide is ``docs/write-a-backend.md``."""
+"""Suites by which an author proves a plugin. The guides are ``docs/write-a-backend.md`` and
+``docs/write-a-channel.md``."""
 
 from kvferry.testing.conformance.addressable import AddressableBackendConformance
 from kvferry.testing.conformance.base import Conformance, needs
@@ -8,6 +9,7 @@ from kvferry.testing.conformance.keyed import BackendConformance
 from kvferry.testing.conformance.manifest import ManifestConformance
 from kvferry.testing.conformance.raw import RawStore
 from kvferry.testing.conformance.rules import RuleConformance
+from kvferry.testing.conformance.staging import StagingConformance
 
 __all__ = [
     "AddressableBackendConformance",
@@ -18,5 +20,6 @@ __all__ = [
     "ManifestConformance",
     "RawStore",
     "RuleConformance",
+    "StagingConformance",
     "needs",
 ]

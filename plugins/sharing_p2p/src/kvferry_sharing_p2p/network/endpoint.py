@@ -9,6 +9,7 @@ from attrs import frozen
 
 LARGEST_PORT = 65535
 _SCHEME = "tcp://"
+_LOOPBACK_NAMES = frozenset(("localhost", "localhost.localdomain", "ip6-localhost"))
 
 
 @frozen
@@ -40,6 +41,23 @@ class Endpoint:
         """Whether nobody but this machine reaches it. Of a name, that was not resolved, it is not known."""
         number = _number(self.host)
         return number is not None and number.is_loopback
+
+    def stays_here(self) -> bool:
+        """As :meth:`is_loopback`, and a name that stands for loopback everywhere counts."""
+        return self.is_loopback() or self.host.lower() in _LOOPBACK_NAMES
+
+    def excludes(self, other: Endpoint) -> bool:
+        """Whether nobody can listen at ``other`` of this machine while somebody listens here, as far as it
+        can be told without asking for names. The port 0 excludes nothing: the system chooses another."""
+        if not self.port or self.port != other.port:
+            return False
+        mine, theirs = _number(self.host), _number(other.host)
+        if mine is None or theirs is None:
+            alike = self.host.lower() == other.host.lower() or (self.stays_here() and other.stays_here())
+            return alike or self.wildcard or other.wildcard
+        if mine.version != theirs.version:
+            return False
+        return mine == theirs or mine.is_unspecified or theirs.is_unspecified
 
     def resolved(self) -> Endpoint:
         """The same with a number for a name, of IPv4 if it has one, as ZeroMQ has it. May ask for names,

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
-from kvferry.api import Candidate, ErrorKind, KVFerryError, PeerAsk, PeerCard, PeerHost, PeerId, Retry
+from kvferry.api import Answer, Candidate, ErrorKind, KVFerryError, PeerAsk, PeerCard, PeerHost, PeerId, Retry
 from kvferry_sharing_p2p.directory.answers import Found
 from kvferry_sharing_p2p.directory.publisher import Identity, PublisherOptions
+from kvferry_sharing_p2p.likeness_rules import EPOCH_ID
 from kvferry_sharing_p2p.network.client import DirectoryClient
 from kvferry_sharing_p2p.network.endpoint import Endpoint, parse_url
 from kvferry_sharing_p2p.network.finds import Unanswered
 from kvferry_sharing_p2p.network.line import Line, LineState
 from kvferry_sharing_p2p.network.secret import SharedSecret
 from kvferry_sharing_p2p.network.sockets import Bell, configure, receive
-from kvferry_sharing_p2p.peers.likeness import difference
+from kvferry_sharing_p2p.peers.likeness import Unlike, another_life, difference
 from kvferry_sharing_p2p.peers.messages import (
     MAXIMUM_FRAME_BYTES,
     WIRE_VERSION,
@@ -48,8 +49,12 @@ logger = logging.getLogger(__name__)
 HOLDERS = 3
 """Whom a find names at the most: who comes first may be busy or gone."""
 CHANGES_AT_ONCE = 4096
+FIND_SECONDS = 1.0
+"""A directory that has not answered within this is slower than most prompts are computed."""
 RENEW_SECONDS = 10.0
 """A connection that was not made for so long is begun anew."""
+MOST_DIFFERENCES = 1024
+"""That are remembered as told in the log."""
 _RECEIVED_AT_ONCE = 256
 _LONGEST_WAIT_SECONDS = 3600.0
 
@@ -92,6 +97,7 @@ class PeerNetworkCarrier:
         self._lock = threading.Lock()
         self._jobs: deque[Callable[[], None]] = deque()
         self._acquaintances: dict[PeerId, _Acquaintance] = {}
+        self._said: dict[tuple[PeerId, str], None] = {}
         self._closing = False
         self._bell: Bell | None = None
         self._thread: threading.Thread | None = None
@@ -166,7 +172,8 @@ class PeerNetworkCarrier:
             )
 
         try:
-            client.find(self._card.namespace, b"".join(digests), HOLDERS, deadline, told)
+            until = min(deadline, self._clock() + FIND_SECONDS)
+            client.find(self._card.namespace, b"".join(digests), HOLDERS, until, told)
         except KVFerryError:
             host.found(quest, ())
 
@@ -181,6 +188,9 @@ class PeerNetworkCarrier:
 
     def done(self, peer: PeerId, number: int) -> None:
         self._tell(peer, Done(number))
+
+    def answer(self, peer: PeerId, answer: Answer) -> None:
+        self._do(lambda: self._answer_late(peer, answer))
 
     def close(self, deadline: float) -> None:
         if self._client is not None:
@@ -254,6 +264,7 @@ class PeerNetworkCarrier:
 
     def _run(self, context: zmq.Context[zmq.Socket[bytes]], listener: zmq.Socket[bytes], bell: Bell) -> None:
         self._context = context
+        self._listener = listener
         try:
             self._serve(listener, bell)
         except Exception:
@@ -297,8 +308,6 @@ class PeerNetworkCarrier:
                 logger.exception("kvferry: a message to a peer could not be sent")
 
     def _answer(self, listener: zmq.Socket[bytes]) -> None:
-        import zmq
-
         assert self._reception is not None
         for _ in range(_RECEIVED_AT_ONCE):
             frames = receive(listener, 2)
@@ -315,8 +324,20 @@ class PeerNetworkCarrier:
                 logger.exception("kvferry: what a peer asked could not be answered")
                 continue
             if answer is not None:
-                with contextlib.suppress(zmq.ZMQError):
-                    listener.send_multipart([connection, answer], zmq.NOBLOCK)
+                self._reply(connection, answer)
+
+    def _answer_late(self, peer: PeerId, answer: Answer) -> None:
+        assert self._reception is not None
+        way = self._reception.late_answer(peer, answer)
+        if way is not None:
+            self._reply(*way)
+
+    def _reply(self, connection: bytes, frame: bytes) -> None:
+        import zmq
+
+        # As if it had been lost on the way: the asker has deadlines, leases end.
+        with contextlib.suppress(zmq.ZMQError):
+            self._listener.send_multipart([connection, frame], zmq.NOBLOCK)
 
     def _greet(self, peer: PeerId, address: bytes) -> None:
         _, host = self._opened()
@@ -344,6 +365,8 @@ class PeerNetworkCarrier:
             if frame is None:
                 break
             self._take(known, frame)
+            if self._acquaintances.get(known.peer) is not known:
+                return  # what it said was the end of the acquaintance, and of the connection
         for state in known.line.look(now):
             if state is LineState.CONNECTED:
                 assert self._card is not None
@@ -366,20 +389,37 @@ class PeerNetworkCarrier:
         match message:
             case Welcome():
                 card = card_of(message.card)
-                unlike = difference(self._card, card)
-                if card.id != known.peer or unlike:
-                    self._part(known, unlike or "it is another instance")
+                unlike = another_life(known.peer.epoch, card.id.epoch) or difference(self._card, card)
+                if unlike is not None:
+                    self._differ(known, unlike)
+                elif card.id != known.peer:
+                    self._part(known, "it is another instance")
                 elif not known.welcome:
                     known.welcome = True
                     host.agreed(card)
             case Unwelcome():
-                self._part(known, message.reason)
+                self._differ(known, Unlike(message.rule, message.reason))
             case Stranger():
                 self._part(known, "it does not know this instance any more")
             case Granted() | Declined():
                 host.answered(known.peer, answer_of(message))
             case Renewed():
                 host.renewed(known.peer, message.number, message.turn, message.seconds)
+
+    def _differ(self, known: _Acquaintance, unlike: Unlike) -> None:
+        """Part for a reason that people may have to mend, and say so once."""
+        said = (known.peer, unlike.rule)
+        # A restart that the directory has not heard of yet passes by itself.
+        if unlike.rule != EPOCH_ID and said not in self._said:
+            while len(self._said) >= MOST_DIFFERENCES:
+                del self._said[next(iter(self._said))]
+            self._said[said] = None
+            logger.warning(
+                "kvferry: nothing is read from instance %s, because the two differ: %s",
+                known.peer.instance,
+                unlike,
+            )
+        self._part(known, str(unlike))
 
     def _part(self, known: _Acquaintance, reason: str) -> None:
         _, host = self._opened()

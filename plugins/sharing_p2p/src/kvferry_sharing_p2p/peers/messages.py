@@ -14,7 +14,7 @@ from msgspec import Meta
 from kvferry.api import DIGEST_BYTES, MAX_EXPORT_BYTES, Refusal
 from kvferry_sharing_p2p.frames import Dialect, FrameReader
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 MAXIMUM_KEYS: Final = 65536
 """Keys of one prompt: 16 million tokens at 256 each."""
 MAXIMUM_FRAME_BYTES: Final = 16 << 20
@@ -111,6 +111,7 @@ class Granted(msgspec.Struct, frozen=True, tag="granted"):
     chunks: Annotated[tuple[Lent, ...], Meta(min_length=1, max_length=MAXIMUM_KEYS + 1)]
     tokens: _Number
     seconds: _Seconds
+    region: _Name
 
 
 class Declined(msgspec.Struct, frozen=True, tag="declined"):

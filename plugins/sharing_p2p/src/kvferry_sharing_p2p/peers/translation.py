@@ -59,6 +59,7 @@ def answer_message(answer: Answer) -> Granted | Declined:
         ),
         tokens=answer.tokens,
         seconds=answer.seconds,
+        region=answer.region,
     )
 
 
@@ -82,6 +83,7 @@ def answer_of(message: Granted | Declined) -> Answer:
         slots=tuple(each.slot for each in message.chunks),
         tokens=message.tokens,
         seconds=message.seconds,
+        region=message.region,
     )
 
 

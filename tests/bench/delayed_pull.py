@@ -1,0 +1,326 @@
+"""A delayed pull, through two landing buffers, against reading first and filling the engine's blocks then.
+
+Run ``python -m tests.bench.delayed_pull``. The holder is a process of its own with the local channel. Both
+ways are the product's own: a load that passes through the landing buffers, and a pull into the first tier
+with a load from there behind it. They take turns. Bytes, blocks and layers are those of a model with 16 KiB
+of KV cache per token. Once the channel is as it is. Once its reads end no sooner than a link would bring
+them, one after the other, that is as fast as the engine's blocks can be filled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+
+from kvferry.api import (
+    Channel,
+    ChannelContext,
+    Connection,
+    Region,
+    RemoteOp,
+    Ticket,
+    TransferStatus,
+)
+from kvferry.control.orders import ItemFault
+from kvferry.data.arena import MemoryFileArena
+from kvferry.data.copy import choose_copier
+from kvferry.data.engine_side import EngineGroup, EngineSide, PagePlane
+from kvferry.data.mapping import create_region, region_view
+from kvferry.data.mover import Mover
+from kvferry.data.peer_side import LandingSetup, PeerSide
+from kvferry.data.plans import Direction, PeerLoad, Transfer, TransferResult
+from kvferry.data.pulls import ARENA
+from kvferry.data.wire import MeetPeer, OpenChannel, PullChunks
+from kvferry.testing.channels import ForwardingChannel
+from tests.bench.turns import gigabytes_per_second, speedup, take_turns, timed
+
+LAYERS = 8
+PAGE_BYTES = 128 << 10
+"""K or V of one layer's block."""
+BLOCK_TOKENS = 128
+CHUNK_BLOCKS = 2
+CHUNK_BYTES = CHUNK_BLOCKS * 2 * LAYERS * PAGE_BYTES
+CHUNK_TOKENS = CHUNK_BLOCKS * BLOCK_TOKENS
+BUFFER_BYTES = 128 << 20
+SIZES = (16, 64)
+"""Chunks that are brought at once."""
+ROUNDS = 15
+SECONDS = 60.0
+FAR = "far"
+
+
+def run(rounds: int = ROUNDS, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
+    """By row ``<channel>, <n> chunks``: GB/s of both ways, and the median ratio. ``left_out`` says what was
+    not measured and why."""
+    if importlib.util.find_spec("kvferry_transport_local") is None:
+        return {"left_out": {"everything": "kvferry-transport-local is not installed"}}
+    results: dict[str, Any] = {"left_out": {}}
+    with _holder(max(sizes)) as (export, epoch):
+        speed = 0.0
+        for paced in (False, True):
+            with _Near(max(sizes), speed if paced else None) as near:
+                near.meet(export, epoch)
+                speed = speed or near.scatter_speed(max(sizes))
+                for count in sizes:
+                    seconds = take_turns(
+                        {
+                            "delayed": timed(partial(near.delayed, count)),
+                            "one after the other": timed(partial(near.one_after_the_other, count)),
+                        },
+                        rounds,
+                    )
+                    near.check(count)
+                    name = "as fast as the blocks are filled" if paced else "local"
+                    results[f"{name}, {count} chunks"] = {
+                        **gigabytes_per_second(seconds, count * CHUNK_BYTES),
+                        "to one after the other": speedup(seconds, "delayed", "one after the other"),
+                    }
+        results["filling blocks GB/s"] = speed / 1e9
+    return results
+
+
+class PacedChannel(ForwardingChannel):
+    """Reads end no sooner than a link of so many bytes a second would bring them, one after the other."""
+
+    def __init__(self, inner: Channel, speed: float) -> None:
+        super().__init__(inner)
+        self._speed = speed
+        self._reads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._free_at = 0.0
+
+    def open(self, context: ChannelContext) -> None:
+        super().open(context)
+        self._thread.start()
+
+    def close(self, deadline: float) -> None:
+        super().close(deadline)
+        self._reads.put(None)
+        self._thread.join()
+
+    def read(
+        self, connection: Connection, operations: Sequence[RemoteOp], deadline: float
+    ) -> Ticket[TransferStatus]:
+        outer: Ticket[TransferStatus] = Ticket(len(operations))
+        begin = partial(super().read, connection, operations, deadline)
+        self._reads.put(partial(self._pace, outer, begin, sum(each.local.length for each in operations)))
+        return outer
+
+    def _run(self) -> None:
+        while (read := self._reads.get()) is not None:
+            read()
+
+    def _pace(
+        self, outer: Ticket[TransferStatus], begin: Callable[[], Ticket[TransferStatus]], length: int
+    ) -> None:
+        self._free_at = max(self._free_at, time.perf_counter()) + length / self._speed
+        inner = begin()
+        inner.wait(SECONDS)
+        time.sleep(max(0.0, self._free_at - time.perf_counter()))
+        outer.complete(inner.results)
+
+
+class _Near:
+    """One rank that reads, and the memory of an engine. Its channel is slowed down to ``speed`` bytes a
+    second."""
+
+    def __init__(self, chunks: int, speed: float | None) -> None:
+        self.chunks = chunks
+        self.speed = speed
+        self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._number = 0
+
+    def __enter__(self) -> Self:
+        blocks = 1 + self.chunks * CHUNK_BLOCKS
+        self._pages = np.zeros((2 * LAYERS, blocks, PAGE_BYTES), np.uint8)
+        self._pages[:] = 1  # touched
+        planes = [
+            PagePlane(
+                layer=f"layer{number // 2}",
+                address=self._pages[number].ctypes.data,
+                stride=PAGE_BYTES,
+                page_bytes=PAGE_BYTES,
+                blocks=blocks,
+                keep_alive=self._pages,
+            )
+            for number in range(2 * LAYERS)
+        ]
+        engine = EngineSide([EngineGroup(block_tokens=BLOCK_TOKENS, planes=tuple(planes))], CHUNK_TOKENS)
+        # Any block but 0, in no order, as an engine's tables are after a while.
+        self._blocks = (1 + np.random.default_rng(5).permutation(blocks - 1)).tolist()
+        self._file = create_region("first", self.chunks * CHUNK_BYTES)
+        self._file.__enter__()
+        region_view(self._file.region)[:] = 1
+        copier = choose_copier().copier
+        self._mover = Mover(engine, self._file.region, copier, lambda _transfer, _result: None)
+        setup = LandingSetup(capacity=BUFFER_BYTES, make_arena=MemoryFileArena, copier=copier)
+        self._side = PeerSide(
+            "local",
+            self._make_channel,
+            engine,
+            CHUNK_TOKENS,
+            rank=0,
+            world_size=1,
+            retry_seconds=1.0,
+            landing=setup,
+        )
+        self._side.start(self._file.region, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._side.stop(SECONDS):
+            raise RuntimeError("the channel does not end")
+        self._file.__exit__(None, None, None)
+
+    def _make_channel(self) -> Channel:
+        channel = _channel()
+        return channel if self.speed is None else PacedChannel(channel, self.speed)
+
+    def meet(self, export: bytes, epoch: bytes) -> None:
+        self._epoch = epoch
+        self._side.take(OpenChannel("near", os.urandom(16)))
+        self._heard.get(timeout=SECONDS)
+        self._side.take(MeetPeer(FAR, epoch, export))
+
+    # -- both ways -----------------------------------------------------------------------------------
+
+    def delayed(self, count: int) -> None:
+        load = PeerLoad(
+            transfer=self._transfer(count),
+            peer=FAR,
+            epoch=self._epoch,
+            region=ARENA,
+            slots=_slots(count),
+            tokens=(CHUNK_TOKENS,) * count,
+            deadline=time.monotonic() + SECONDS,
+            seconds=SECONDS,
+        )
+        self._side.load(load, load.deadline, self._heard.put)
+        self._ended()
+
+    def one_after_the_other(self, count: int) -> None:
+        transfer = self._transfer(count)
+        self._side.take(
+            PullChunks(
+                id=transfer.id,
+                peer=FAR,
+                epoch=self._epoch,
+                digests=(bytes(32),) * count,
+                tokens=(CHUNK_TOKENS,) * count,
+                from_slots=_slots(count),
+                slots=tuple(range(count)),
+                deadline=time.monotonic() + SECONDS,
+            )
+        )
+        self._ended()
+        self._heard.put(self._mover.run_now(transfer))
+        self._ended()
+
+    def scatter_speed(self, count: int) -> float:
+        """Bytes a second with which the engine's blocks are filled out of memory of this process."""
+        filled = timed(lambda: self._heard.put(self._mover.run_now(self._transfer(count))))
+        times = []
+        for _ in range(ROUNDS):
+            times.append(filled())
+            self._ended()
+        return count * CHUNK_BYTES / statistics.median(times)
+
+    def check(self, count: int) -> None:
+        """The holder has the number of its slot in each byte of it."""
+        self._pages[:] = 255
+        self.delayed(count)
+        for number, slot in enumerate(_slots(count)):
+            for block in self._blocks[number * CHUNK_BLOCKS : (number + 1) * CHUNK_BLOCKS]:
+                if not (self._pages[:, block] == slot).all():
+                    raise RuntimeError(f"block {block} does not hold what is in slot {slot} of the peer")
+
+    def _transfer(self, count: int) -> Transfer:
+        self._number += 1
+        rows = range(count * CHUNK_BLOCKS)
+        return Transfer.of(
+            self._number,
+            "request",
+            Direction.LOAD,
+            [row // CHUNK_BLOCKS for row in rows],
+            [row % CHUNK_BLOCKS for row in rows],
+            [self._blocks[: len(rows)]],
+        )
+
+    def _ended(self) -> None:
+        heard = self._heard.get(timeout=SECONDS)
+        if not isinstance(heard, TransferResult) or heard.failed_slots:
+            raise RuntimeError(f"a read failed: {heard}")
+
+    # -- what it hears -------------------------------------------------------------------------------
+
+    def channel_opened(self, epoch: bytes, export: bytes, shard: bytes, slot_bytes: int) -> None:
+        self._heard.put(export)
+
+    def channel_closed(self, epoch: bytes, reason: str) -> None:
+        if reason:
+            self._heard.put(reason)
+
+    def filled(self, slots: Collection[int]) -> None:
+        pass
+
+    def done(self, order: int, faults: dict[int, ItemFault], reason: str) -> None:
+        self._heard.put(TransferResult(order, tuple(faults), reason))
+
+
+def _slots(count: int) -> tuple[int, ...]:
+    """Where the peer has the chunks."""
+    return tuple(np.random.default_rng(7).permutation(count).tolist())
+
+
+def _channel() -> Channel:
+    from kvferry_transport_local.channel import LocalChannel
+    from kvferry_transport_local.options import LocalOptions
+
+    return LocalChannel(LocalOptions())
+
+
+@contextmanager
+def _holder(chunks: int) -> Iterator[tuple[bytes, bytes]]:
+    command = [sys.executable, "-m", "tests.bench.delayed_pull", "holder", str(chunks)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            told = json.loads(process.stdout.readline())
+            yield bytes.fromhex(told["export"]), bytes.fromhex(told["epoch"])
+        finally:
+            process.stdin.close()
+            process.wait()
+
+
+def _be_holder(chunks: int) -> None:
+    """Have memory until the standard input ends."""
+    epoch = os.urandom(16)
+    with create_region(ARENA, chunks * CHUNK_BYTES) as file:
+        region_view(file.region).reshape(chunks, -1)[:] = np.arange(chunks, dtype=np.uint8)[:, None]
+        channel = _channel()
+        channel.open(ChannelContext(name="local", instance=FAR, epoch=epoch))
+        channel.register(Region(name=ARENA, address=file.region.address, length=file.region.length))
+        print(json.dumps({"export": channel.export().hex(), "epoch": epoch.hex()}), flush=True)
+        sys.stdin.read()
+        channel.close(time.monotonic() + SECONDS)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["holder"]:
+        _be_holder(int(sys.argv[2]))
+    else:
+        print(json.dumps(run(), indent=1))

@@ -1,0 +1,1 @@
+"""The third demo: one engine answers from the memory of another."""

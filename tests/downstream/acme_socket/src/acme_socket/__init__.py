@@ -1,0 +1,1 @@
+"""A channel of kvferry over Unix sockets."""
