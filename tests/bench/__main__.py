@@ -2,6 +2,7 @@
 
 ``--only NAME`` (may be repeated) runs some of them; ``--output FILE`` names the file. ``--cache FOLDER`` is
 where packages of other projects are installed once, each in an environment of its own, for comparisons.
+``--mode MODE`` (may be repeated) says how ``p2p_ttft`` reads from peers, eagerly unless said otherwise.
 """
 
 from __future__ import annotations
@@ -78,14 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", choices=list(BENCHES), metavar="NAME")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench-results.json")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="FOLDER")
-    parser.add_argument(
-        "--modes",
-        type=lambda text: tuple(text.split(",")),
-        default=("eager",),
-        metavar="MODES",
-        help="how p2p_ttft reads from peers: eager, delayed, or both with a comma between them",
-    )
+    parser.add_argument("--mode", action="append", dest="modes", choices=["eager", "delayed"])
     parsed = parser.parse_args(arguments)
+    parsed.modes = parsed.modes or ["eager"]
     console = Console()
     record: dict[str, Any] = {
         "command": " ".join(["python -m tests.bench", *(arguments or sys.argv[1:])]),

@@ -54,7 +54,7 @@ def mooncake_engine(cache: Path, folder: Path) -> Iterator[Engine]:
                 str(packages / "mooncake" / "mooncake_client"),
                 *("--host=127.0.0.1", "--metadata_server=P2PHANDSHAKE", "--protocol=tcp"),
                 *(f"--master_server_address=127.0.0.1:{master}", f"--global_segment_size={MEMORY}"),
-                *(f"--port={store}"),
+                f"--port={store}",
             ],
             libraries,
             log,

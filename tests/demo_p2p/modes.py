@@ -5,6 +5,8 @@ from __future__ import annotations
 from attrs import frozen
 
 CHANNELS = ("local", "tcp")
+KEYS = "use: p2p, load_deadline: 20s"
+"""A machine that is busy with other things has time enough, too: what is shown here is not how it copes."""
 
 
 @frozen(kw_only=True)
@@ -18,8 +20,8 @@ class Mode:
     holder_plugins: tuple[str, ...] = ()
 
 
-EAGER = Mode(name="eager", borrower="p2p: {use: p2p}\n")
-DELAYED = Mode(name="delayed", borrower="p2p: {use: p2p, delay: true, land_on: device}\n")
+EAGER = Mode(name="eager", borrower=f"p2p: {{{KEYS}}}\n")
+DELAYED = Mode(name="delayed", borrower=f"p2p: {{{KEYS}, delay: true, land_on: device}}\n")
 STAGED = Mode(
     name="delayed, staged",
     borrower=DELAYED.borrower,
@@ -51,5 +53,5 @@ def config(way: Way, url: str, *, name: str, lends: bool) -> dict[str, object]:
         "more": f"instance: {name}\n"
         f"channel: {{use: {way.channel}}}\n"
         f"lookup: {{use: controller, url: '{url}'}}\n"
-        + (f"p2p: {{use: p2p}}\n{mode.holder}" if lends else mode.borrower),
+        + (f"{EAGER.borrower}{mode.holder}" if lends else mode.borrower),
     }

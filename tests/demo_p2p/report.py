@@ -29,7 +29,7 @@ def show_prompts(console: Console, ways: Mapping[Way, Shared]) -> None:
     table = prompt_table(
         "Tokens that the second instance took out of the first one's memory",
         "of each way all runs; the rest of a prompt, a token at least, is computed",
-        ("tokens", *(str(way).replace(" ", "\n", 1) for way in ways)),
+        ("tokens", *("\n".join([way.channel, *way.mode.name.split(", ")]) for way in ways)),
     )
     for rows in zip(*(shared.rows for shared in ways.values()), strict=True):
         prompt = rows[0].prompt
@@ -51,9 +51,10 @@ def show_ways(console: Console, ways: Mapping[Way, Shared]) -> None:
     longest = max(len(row.prompt.tokens) for shared in ways.values() for row in shared.rows)
     table = Table(
         title="What it takes, and what it saves",
-        caption=f"ms to the first token of the prompt of {longest:,} tokens: computed; from the peer's\n"
-        "memory; from the own first tier; limit: vLLM's own prefix cache supplies the same tokens\n"
-        "sooner: from the peer than computed, the median of all prompts",
+        caption=f"ms to the first token of the prompt of {longest:,} tokens: computed,\n"
+        "out of the peer's memory, out of the own first tier, and\n"
+        "with the same tokens out of vLLM's own prefix cache (limit)\n"
+        "sooner: out of the peer's memory than computed, median of all prompts",
         box=box.SIMPLE_HEAD,
         padding=0,
         pad_edge=False,
@@ -112,7 +113,8 @@ def failures(ways: Mapping[Way, Shared]) -> list[str]:
                 found.append(f"{way}: the answer to '{row.prompt.note}' differs")
             if row.hits != {(whole, whole)}:
                 found.append(
-                    f"{way}: '{row.prompt.note}' took {_hits(row)} tokens from the peer, which has {whole}"
+                    f"{way}: '{row.prompt.note}' took {_hits(row)} tokens out of the peer's memory, and not "
+                    f"{whole}, or others as well"
                 )
         if not shared.read_bytes:
             found.append(f"{way}: no bytes were read from the peer")

@@ -28,9 +28,9 @@ channel: {{use: {channel}}}
 lookup: {{use: controller, url: "{url}"}}
 p2p: {{use: p2p}}
 """
-STAGED = (
-    CONFIG.replace("sharing_p2p]", "sharing_p2p, host_staging]") + "staging: {{use: host, capacity: 64KiB}}\n"
-)
+STAGED = CONFIG.replace("sharing_p2p]", "sharing_p2p, host_staging]")
+STAGED += "staging: {{use: host, capacity: 64KiB}}\n"
+DELAYED = STAGED.replace("use: p2p}", "use: p2p, delay: true, land_on: device, buffer: 64KiB}")
 
 
 def open_engine(
@@ -76,10 +76,12 @@ def found_at_a_peer(near: ConfiguredEngine, tokens: list[int]) -> list[int]:
     return hits
 
 
-@pytest.mark.parametrize("channel", ["tcp", "local"])
-def test_an_engine_answers_from_the_staging_of_another(channel: str) -> None:
+@pytest.mark.parametrize(
+    ("channel", "config"), [("tcp", STAGED), ("local", DELAYED)], ids=["tcp, eager", "local, delayed"]
+)
+def test_an_engine_answers_from_the_staging_of_another(channel: str, config: str) -> None:
     with tempfile.TemporaryDirectory(prefix="kvf") as name, running_controller() as url, ExitStack() as stack:
-        near = open_engine(stack, Path(name), "near", channel, url)
+        near = open_engine(stack, Path(name), "near", channel, url, config)
         far = open_engine(stack, Path(name), "far", channel, url, STAGED)
         assert far.scheduler.sharing is not None
         serving = far.scheduler.sharing.serving

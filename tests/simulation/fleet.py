@@ -39,6 +39,8 @@ class FleetSettings:
     slots: int = 12
     staging: int | None = None
     """Slots of each rank's staging; ``None`` where peers read the first tier itself."""
+    read_seconds: float = 0.02
+    """How long a chunk takes on the average."""
     one_sided: bool = True
     weather: Weather = field(factory=lambda: evolve(FINE))
     happenings: bool = False
@@ -52,6 +54,7 @@ class FleetSettings:
             ranks=random.choice((1, 1, 2)),
             slots=random.choice((10, 16, 24)),
             staging=random.choice((None, None, 3, 6)),
+            read_seconds=random.choice((0.02, 0.02, 0.5)),
             one_sided=random.random() < 0.5,
             weather=BAD,
             happenings=True,
@@ -214,7 +217,7 @@ class Fleet:
         acts: dict[str, tuple[float, Callable[[], object]]] = {
             "ask": (20, lambda: self._ask(life, wanted or text, length, tail)),
             "compute": (8, lambda: life.compute(text, length, tail=tail)),
-            "abort": (3, lambda: self._abort(life)),
+            "abort": (1.5, lambda: self._abort(life)),
             "clear": (0.5, lambda: life.forget_all(new_weights=False)),
             "!drop": (0.3, lambda: life.drop(text)),
             "!stop": (0.3, lambda: self._stop(life)),

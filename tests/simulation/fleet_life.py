@@ -11,12 +11,13 @@ from attrs import define
 
 from kvferry.api import PeerId
 from kvferry.control.entries import State
+from kvferry.control.grants import STAGING
 from kvferry.control.loans import BorrowSettings, Standing
 from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
 from kvferry.control.outcomes import WriteOutcome
 from kvferry.control.seeking import Wanted
-from kvferry.control.serving import STAGING, ServingSettings
+from kvferry.control.serving import ServingSettings
 from kvferry.data.wire import ChannelClosed, ChannelOpened, OrderDone, WorkerOrder
 from kvferry.runtime.fair_lock import FairLock
 from kvferry.runtime.grain import Grain, GroupShape
@@ -135,7 +136,7 @@ class Life:
                 serving=ServingSettings(
                     lease_seconds=LEASE,
                     longest_seconds=random.choice((LEASE, LONGEST)),
-                    most_leases=3,
+                    most_leases=5,
                     share=0.8,
                     staging_slots=world.settings.staging,
                     staging_seconds=LOAD,

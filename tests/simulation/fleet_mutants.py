@@ -32,12 +32,6 @@ FLEET_MUTANTS = (
         "                loan.asked_at = now\n                loan.deadline = now + loan.lasts\n",
     ),
     Mutant(
-        "a renewal is told and not made",
-        "control/serving.py",
-        "self._manager.renew(lent.lease, now, deadline - now)",
-        "pass",
-    ),
-    Mutant(
         "a grant that was renewed ends at its first time",
         "control/serving.py",
         "            if lent.deadline > now:\n                heapq.heappush",

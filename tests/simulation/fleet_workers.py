@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
+from kvferry.control.grants import STAGING
 from kvferry.control.orders import ItemFault
-from kvferry.control.serving import STAGING
 from kvferry.data.wire import (
     Cancel,
     ChannelOpened,
@@ -26,7 +26,6 @@ from tests.simulation.fleet_parts import GARBAGE, Memory, Process, cell
 if TYPE_CHECKING:
     from tests.simulation.fleet_life import Life
 
-READ_SECONDS = 0.02
 SLOW_SECONDS = (0.2, 4.0)
 
 
@@ -115,14 +114,18 @@ class Worker:
         random = self.life.loop.random
         for place, slot in enumerate(order.slots):
             self.writing(slot)
-            pause = random.expovariate(1 / READ_SECONDS)
+            pause = random.expovariate(1 / self.life.world.settings.read_seconds)
             self.process.after(pause, "read begins", lambda place=place: self._read(pull, place))
 
     def _stage(self, staging: Staging) -> None:
         self.stagings[staging.order.id] = staging
         random, world = self.life.loop.random, self.life.world
         slow = not world.calm and random.random() < 0.25
-        pause = random.uniform(*SLOW_SECONDS) if slow else random.expovariate(1 / READ_SECONDS)
+        pause = (
+            random.uniform(*SLOW_SECONDS)
+            if slow
+            else random.expovariate(1 / self.life.world.settings.read_seconds)
+        )
         place = staging.at
         source, target = staging.order.from_slots[place], staging.order.slots[place]
         seen = self.memory.changes[source]
@@ -180,7 +183,7 @@ class Worker:
         self._is_lent(pull, place, holder)
         self.memory.write(pull.order.slots[place], GARBAGE)
         seen = there.lends_from(pull.order).changes[pull.order.from_slots[place]]
-        pause = loop.random.expovariate(1 / READ_SECONDS)
+        pause = loop.random.expovariate(1 / self.life.world.settings.read_seconds)
         if not world.calm and loop.chance(0.25):
             loop.fault("slow read")
             pause = loop.random.uniform(*SLOW_SECONDS)

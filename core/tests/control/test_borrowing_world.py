@@ -34,6 +34,7 @@ SLOT_BYTES = 10
 LOAD, LEASE, LONGEST, GUARD, PAUSE = 9.0, 6.0, 20.0, 1.0, 4.0
 ENDLESS = 1000.0
 INSTANCES = ("x", "y")
+REQUESTS = "12345678"
 SEEDS, STEPS = 25, 600
 
 
@@ -285,7 +286,7 @@ class World:
                 self.arrive(message)
             while self.pulls:
                 self.read(self.pulls.pop(0), {})
-            for request in "123":
+            for request in REQUESTS:
                 self.take(request)
             while self.loads:
                 self.fill(self.loads.pop(0))
@@ -405,12 +406,12 @@ class World:
         text = chance.choice("pppqr")
         name = chance.choice(INSTANCES)
         acts: dict[Callable[[], None], float] = {
-            lambda: self.ask(chance.choice("123"), text, chance.randint(1, 5), chance.random() < 0.3): 4,
-            lambda: self.leave(chance.choice("123")): 1,
+            lambda: self.ask(chance.choice(REQUESTS), text, chance.randint(1, 5), chance.random() < 0.3): 4,
+            lambda: self.leave(chance.choice(REQUESTS)): 1,
             lambda: self.work(chance.randint(1, 6)): 10,
             self.deliver: 12,
             self.carry_out: 6,
-            lambda: self.take(chance.choice("123")): 4,
+            lambda: self.take(chance.choice(REQUESTS)): 4,
             self.load: 2,
             lambda: self.run_well(chance.randint(1, 5)): 2,
             lambda: self.compute(name, text, chance.randint(1, 5), chance.random() < 0.3): 3,
@@ -419,7 +420,7 @@ class World:
         }
         if not self.faithful:
             acts |= {
-                lambda: self.wait(chance.choice([0.5, 1.0, 3.0, 7.0])): 1,
+                lambda: self.wait(chance.choice([0.5, 1.0, 3.0, 7.0, 10.0])): 2,
                 self.lose: 2,
                 lambda: self.restart(name): 0.3,
                 lambda: self.drop(name, text): 0.3,

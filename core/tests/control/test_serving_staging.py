@@ -270,7 +270,7 @@ class Staging(RuleBasedStateMachine):
 
 TestStaging = Staging.TestCase
 TestStaging.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -149,8 +149,12 @@ class Rank:
     def forget(self, peer: Rank) -> None:
         self.side.take(ForgetPeer(peer.name, peer.epoch))
 
-    def pull(self, number: int, peer: Rank, wanted: Sequence[Want], seconds: float = LONG) -> None:
+    def expect(self, number: int, peer: Rank, wanted: Sequence[Want]) -> None:
+        """What is read under this number."""
         self._pulls[number] = peer, list(wanted)
+
+    def pull(self, number: int, peer: Rank, wanted: Sequence[Want], seconds: float = LONG) -> None:
+        self.expect(number, peer, wanted)
         self.side.take(
             PullChunks(
                 id=number,

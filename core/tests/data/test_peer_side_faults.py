@@ -23,6 +23,7 @@ from kvferry.api import (
     TransferStatus,
 )
 from kvferry.control.orders import ItemFault
+from kvferry.data.pulls import ARENA, Reading
 from kvferry.data.wire import CloseChannel, MeetPeer, OpenChannel
 from kvferry.testing.channels import ForwardingChannel, ForwardingConnection
 from kvferry.testing.fake_instance import wait_until
@@ -629,3 +630,63 @@ def test_the_channel_hears_who_it_is_and_gets_the_whole_arena(pair: Pair) -> Non
     assert (context.name, context.instance, context.epoch) == ("memory", "near", near.epoch)
     assert (context.rank, context.world_size) == (2, 4)
     assert region == evolve(near.region, name=region.name)
+
+
+def test_what_comes_before_the_word_of_its_peer_waits_for_it(pair: Pair) -> None:
+    near, far = pair.rank("near"), pair.rank("far-away")
+    far.open()
+    near.open()
+    early = EarlyRead(near, far)
+    early.begin(1)
+    near.meet(far)
+    assert early.ended(1) == {}
+    near.forget(far)
+    early.begin(2)
+    assert set(early.ended(2).values()) == {ItemFault.GONE}, "that peer is gone, and not to come"
+    near.meet(far)
+    early.begin(3)
+    assert early.ended(3) == {}
+
+
+@pytest.mark.parametrize("how", ["deadline", "forgotten", "closed"])
+def test_what_waits_for_a_peer_that_never_comes_ends(pair: Pair, how: str) -> None:
+    near, far = pair.rank("near"), pair.rank("far-away")
+    far.open()
+    near.open()
+    early = EarlyRead(near, far)
+    early.begin(1, SHORT if how == "deadline" else LONG)
+    if how == "forgotten":
+        near.forget(far)
+    elif how == "closed":
+        near.close()
+    fault = {"deadline": ItemFault.TIMEOUT, "forgotten": ItemFault.GONE, "closed": ItemFault.CANCELLED}[how]
+    assert set(early.ended(1).values()) == {fault}
+
+
+class EarlyRead:
+    """Loads that come by another way than orders."""
+
+    def __init__(self, near: Rank, far: Rank) -> None:
+        self._near, self._far = near, far
+
+    def begin(self, number: int, seconds: float = LONG) -> None:
+        near, far = self._near, self._far
+        near.expect(number, far, WANTED)
+        near.side._begin_reading(
+            Reading(
+                id=number,
+                peer=far.name,
+                epoch=far.epoch,
+                region=ARENA,
+                from_slots=tuple(source for _, source, _ in WANTED),
+                tokens=tuple(tokens for tokens, _, _ in WANTED),
+                into=ARENA,
+                slots=tuple(target for _, _, target in WANTED),
+                deadline=time.monotonic() + seconds,
+                listener=near,
+                may_be_early=True,
+            )
+        )
+
+    def ended(self, number: int) -> dict[int, ItemFault]:
+        return self._near.ended(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -124,8 +125,12 @@ def counts(instance: FakeInstance) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_what_one_engine_computed_another_one_loads(world: StagingWorld, world_size: int) -> None:
-    near = world.open("near", world_size=world_size)
+@pytest.mark.parametrize("delay", [False, True], ids=["eager", "delayed"])
+@pytest.mark.parametrize("staging_slots", [None, 8], ids=["the holder has one", "both have one"])
+def test_what_one_engine_computed_another_one_loads(
+    world: StagingWorld, world_size: int, delay: bool, staging_slots: int | None
+) -> None:
+    near = world.open("near", world_size=world_size, staging_slots=staging_slots, delay=delay)
     far = world.open("far", world_size=world_size, staging_slots=8)
     for number in (1, 2, 3):  # slots are used again
         serve(far, prompt(number))
@@ -200,7 +205,13 @@ def test_a_copy_that_takes_too_long_lends_what_it_has(world: StagingWorld, gate:
     )
     world.stack.callback(gate.opened.set)
     serve(far, prompt(1))
-    timer = threading.Timer(0.3, gate.opened.set)
+
+    def open_late() -> None:
+        gate.reached.wait(LONG)
+        time.sleep(0.2)  # beyond the deadline
+        gate.opened.set()
+
+    timer = threading.Thread(target=open_late)
     timer.start()
     # The first chunk had begun by the deadline. The others are copied once it is there.
     assert serve(near, prompt(1)) == [4 * CHUNK]

@@ -122,7 +122,7 @@ def test_after_a_restart_the_controller_is_told_everything_without_help() -> Non
             # What happens while there is no directory counts as well.
             a.store(prompt(40))
             a.evict(prompt(0))
-            assert not a.is_current()
+            until(lambda: not a.is_current(), "a knows that nobody was told")
             with ControllerProcess(port=port):
                 b.sees(prompt(40), {"a": 8})
                 b.sees(prompt(19), {"a": 8})

@@ -128,3 +128,16 @@ def test_a_zeromq_that_cannot_encrypt_is_told(monkeypatch: pytest.MonkeyPatch) -
                 protect(socket)
             assert refused.value.kind is ErrorKind.UNSUPPORTED
             assert "pyzmq" in refused.value.remedy
+
+
+LISTENED = ("0.0.0.0", "127.0.0.1", "127.0.0.2", "10.0.0.1", "localhost", "node-1", "::", "::1")
+
+
+@given(st.sampled_from(LISTENED), st.sampled_from(LISTENED), st.integers(0, 3), st.integers(0, 3))
+def test_two_exclude_each_other_or_neither_does(one: str, other: str, port: int, other_port: int) -> None:
+    mine, theirs = Endpoint(one, port), Endpoint(other, other_port)
+    assert mine.excludes(theirs) == theirs.excludes(mine)
+    if port != other_port or port == 0:
+        assert not mine.excludes(theirs)
+    elif one == other:
+        assert mine.excludes(theirs)

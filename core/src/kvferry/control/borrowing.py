@@ -42,6 +42,8 @@ class _Quest:
     asked: PeerId | None = None
     number: int = 0
     asked_at: float = 0.0
+    abandoned: bool = False
+    """Nobody wants the answer any more."""
 
 
 class Borrowing:
@@ -62,6 +64,7 @@ class Borrowing:
         """Since the start: ``quests``, ``nobody``, ``granted``, ``chunks``, ``refused``, ``late``,
         ``untrue``, ``fetched``, ``failed``, ``paused``."""
         self._rises = rises
+        rises.on_abandoned = self._abandon
         self._settings = settings
         self._chunk = chunk_tokens
         self._tells: list[Tell] = []
@@ -168,6 +171,13 @@ class Borrowing:
         del self._asked[answer.number]
         quest.asked = None
         peer = self._known(peer_id)
+        if quest.abandoned:
+            del self._quests[quest.id]
+            if peer is not None:
+                peer.failures = 0
+            if isinstance(answer, Grant):
+                self._tells.append(TellDone(peer_id, answer.number))  # both were on their way
+            return
         if isinstance(answer, Refused) or peer is None:
             self.counts["refused"] += 1
             self._next_candidate(quest, now)
@@ -382,6 +392,16 @@ class Borrowing:
         """The rise goes on with what it has."""
         if self._quests.pop(quest.id, None) is not None:
             self._rises.extend(quest.rise, None)
+
+    def _abandon(self, rise: int) -> None:
+        """Nobody waits for it any more: what was asked is taken back at once."""
+        for quest in [each for each in self._quests.values() if each.rise == rise]:
+            if quest.asked is None:
+                del self._quests[quest.id]
+            else:
+                # What the peer answers is of no use, but whether it answers is.
+                quest.abandoned = True
+                self._tells.append(TellDone(quest.asked, quest.number))
 
     def _pause(self, peer: Peer, reason: str, now: float) -> None:
         if peer.standing is Standing.PAUSED:

@@ -72,6 +72,8 @@ class Rises:
         on_granted: Callable[[int], None] = lambda _slot: None,
     ) -> None:
         self.brought = Brought()
+        self.on_abandoned: Callable[[int], None] = lambda _rise: None
+        """Told of an open-ended rise of which nothing will come: nobody need look any further for it."""
         self._first = first
         self._on_granted = on_granted
         self._next_id = next_id
@@ -315,7 +317,9 @@ class Rises:
     def _stop(self, rise: Rise) -> None:
         """Send for nothing more, and look for nothing more."""
         rise.segments.clear()
-        rise.open_ended = False
+        if rise.open_ended:
+            rise.open_ended = False
+            self.on_abandoned(rise.id)
         fetch, rise.building = rise.building, None
         if fetch is not None:
             fetch.segment.origin.fetching -= len(fetch.chunks)

@@ -8,15 +8,13 @@ from collections.abc import Callable
 
 from attrs import define, field, frozen
 
-from kvferry.api import Answer, Grant, LentChunk, PeerAsk, PeerId, Refusal, Refused
+from kvferry.api import Answer, Grant, PeerAsk, PeerId, Refusal, Refused
+from kvferry.control.grants import Lent
 from kvferry.control.manager import CacheManager
 from kvferry.control.matching import MatchCursor
 from kvferry.control.orders import CancelOrder, OrderResult, StageOrder
 from kvferry.control.outcomes import ChunkFacts, LeaseOutcome
 from kvferry.control.staging import Stagings
-
-ARENA, STAGING = "arena", "staging"
-"""The names under which each rank registers its first tier, or its staging in place of it."""
 
 
 @frozen(kw_only=True)
@@ -32,19 +30,6 @@ class ServingSettings:
     share: float = 0.25
     staging_slots: int | None = None
     staging_seconds: float = 5.0
-
-
-@define(eq=False)
-class _Lent:
-    peer: PeerId
-    lease: int | None
-    """The manager's number; ``None`` for slots of the staging."""
-    chunks: tuple[ChunkFacts, ...]
-    slots: tuple[int, ...]
-    tokens: int
-    deadline: float
-    last_end: float
-    """It is not renewed beyond this time."""
 
 
 @define(eq=False)
@@ -64,7 +49,7 @@ class _Staging:
 class _Peer:
     last: int = 0
     """Asks up to this number have come, or were done with before they came."""
-    open: dict[int, _Lent] = field(factory=dict)
+    open: dict[int, Lent] = field(factory=dict)
     asking: set[int] = field(factory=set)
     """What is being looked up."""
     staging: dict[int, int] = field(factory=dict)
@@ -128,7 +113,7 @@ class Serving:
         known.seen = now
         lent = known.open.get(ask.number)
         if lent is not None and lent.deadline > now:
-            return Asking(self, peer, ask, answer=_grant(ask.number, lent, now))
+            return Asking(self, peer, ask, answer=lent.grant(ask.number, now))
         if ask.number in known.asking or ask.number in known.staging:
             return Asking(self, peer, ask)
         if ask.number <= known.last:
@@ -317,12 +302,12 @@ class Serving:
     ) -> Grant:
         deadline = now + self._settings.lease_seconds
         last_end = now + self._settings.longest_seconds
-        lent = _Lent(peer, lease, chunks, slots, tokens, deadline, last_end)
+        lent = Lent(peer, lease, chunks, slots, tokens, deadline, last_end)
         self._peers[peer].open[number] = lent
         heapq.heappush(self._due, (deadline, peer, number))
         self.counts["granted"] += 1
         self.counts["chunks"] += len(chunks)
-        return _grant(number, lent, now)
+        return lent.grant(number, now)
 
     def _call_off(self, order: int) -> None:
         assert self._stagings is not None
@@ -341,7 +326,7 @@ class Serving:
         self.counts[reason.value] += 1
         return Refused(number, reason)
 
-    def _find(self, peer: PeerId, number: int) -> _Lent | None:
+    def _find(self, peer: PeerId, number: int) -> Lent | None:
         known = self._peers.get(peer)
         return None if known is None else known.open.get(number)
 
@@ -385,26 +370,3 @@ class Asking:
         self._cursor = None
         self.answer = self._serving.decide(self._peer, self._ask, cursor, now)
         return False
-
-
-def _grant(number: int, lent: _Lent, now: float) -> Grant:
-    return Grant(
-        number=number,
-        chunks=tuple(_told(chunk, now) for chunk in lent.chunks),
-        slots=lent.slots,
-        tokens=lent.tokens,
-        seconds=lent.deadline - now,
-        region=STAGING if lent.lease is None else ARENA,
-    )
-
-
-def _told(chunk: ChunkFacts, now: float) -> LentChunk:
-    return LentChunk(
-        digest=chunk.digest,
-        parent=chunk.parent,
-        depth=chunk.depth,
-        tokens=chunk.tokens,
-        aliases=chunk.aliases,
-        model=chunk.model,
-        seconds=max(0.0, chunk.end - now),
-    )

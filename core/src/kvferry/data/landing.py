@@ -15,9 +15,9 @@ from kvferry.data.pulls import LANDING, Reading
 
 _log = logging.getLogger(__name__)
 
-BATCH_BYTES = 16 << 20
+BATCH_BYTES = 8 << 20
 """Read at once, where a half holds more: what comes first is not emptied before all of it has come."""
-BATCHES_AT_LEAST = 4
+BATCHES_AT_LEAST = 8
 """A passage of fewer bytes is cut into so many batches all the same, or nothing of it would overlap."""
 
 
@@ -33,7 +33,7 @@ class Landed:
 class Passage:
     """Chunks of a peer that pass through the buffers, in their order.
 
-    ``peer``, ``epoch``, ``region``, ``from_slots``, ``tokens`` and ``deadline`` as in
+    ``peer``, ``epoch``, ``region``, ``from_slots``, ``tokens``, ``deadline`` and ``may_be_early`` as in
     :class:`kvferry.data.pulls.Reading`. ``empty`` takes some of them out of the buffers and says of which
     places it could not, and why. ``ended`` is called once, with all that failed. Where one chunk fails,
     nothing more is read. Both are called from the landing's thread.
@@ -48,6 +48,7 @@ class Passage:
     deadline: float
     empty: Callable[[Sequence[Landed]], Mapping[int, str]]
     ended: Callable[[dict[int, ItemFault], str], None]
+    may_be_early: bool = False
 
 
 @define(eq=False)
@@ -228,6 +229,7 @@ class Landing:
                 slots=tuple(range(first_slot, first_slot + len(places))),
                 deadline=passage.deadline,
                 listener=batch,
+                may_be_early=passage.may_be_early,
             )
         )
 

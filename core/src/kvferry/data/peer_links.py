@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -22,12 +23,14 @@ from kvferry.api import (
 )
 from kvferry.control.orders import ItemFault
 from kvferry.data.item_faults import fault_of, faults_of
-from kvferry.data.priorities import leave_the_engines_core, stand_behind_the_engine
+from kvferry.data.priorities import leave_the_engines_core
 from kvferry.data.pulls import PullPlan, Reading
 from kvferry.data.wire import ForgetPeer, MeetPeer
 
 _log = logging.getLogger(__name__)
 
+FORGOTTEN_KEPT = 256
+"""Lives of peers that are remembered as gone: what comes for one of them later is not early."""
 _CLOSING = "the channel is being closed"
 
 
@@ -98,6 +101,9 @@ class PeerLinks:
         self._changed = threading.Condition()
         """Guards all that follows. Nobody else's code is called under it."""
         self._links: dict[str, _Link] = {}
+        self._early: dict[tuple[str, bytes], list[_Pull]] = {}
+        """What waits for the word of its peer."""
+        self._forgotten: deque[tuple[str, bytes]] = deque(maxlen=FORGOTTEN_KEPT)
         self._pulls: dict[int, _Pull] = {}
         """What has not been told of to the end."""
         self._closing = False
@@ -114,6 +120,10 @@ class PeerLinks:
                 return
             waiting = [] if known is None else self._drop(known)
             link = _Link(order.peer, order.epoch, order.export, connecting=True)
+            name = order.peer, order.epoch
+            link.waiting = self._early.pop(name, [])
+            if name in self._forgotten:
+                self._forgotten.remove(name)
             self._links[order.peer] = link
         if known is not None:
             self._gone(known, waiting)
@@ -122,11 +132,14 @@ class PeerLinks:
     def forget(self, order: ForgetPeer) -> None:
         """Know a peer no more, if it is known in this epoch."""
         with self._changed:
+            name = order.peer, order.epoch
+            self._forgotten.append(name)
+            early = self._early.pop(name, [])
             link = self._links.get(order.peer)
-            if link is None or link.epoch != order.epoch:
-                return
-            waiting = self._drop(link)
-        self._gone(link, waiting)
+            waiting = [] if link is None or link.epoch != order.epoch else self._drop(link)
+        self._fail(early, ItemFault.GONE, _not_known(order.peer))
+        if link is not None and link.forgotten:
+            self._gone(link, waiting)
 
     def _drop(self, link: _Link) -> list[_Pull]:
         """Take a link out, under the lock; the pulls that waited for it."""
@@ -148,8 +161,7 @@ class PeerLinks:
             self._not_connected(link, error)
 
     def _connect(self, link: _Link) -> None:
-        leave_the_engines_core()
-        stand_behind_the_engine()
+        leave_the_engines_core()  # it is short, and requests wait for it: not behind the engine
         context = self._context
         try:
             connection = self._channel.connect(link.export, context.clock() + context.operation_seconds)
@@ -199,7 +211,14 @@ class PeerLinks:
             pull = self._pulls[reading.id] = _Pull(reading)
             link = self._links.get(reading.peer)
             closing = self._closing
-        if closing:
+            name = reading.peer, reading.epoch
+            known = link is not None and link.epoch == reading.epoch
+            early = reading.may_be_early and not (known or closing or name in self._forgotten)
+            if early:
+                self._early.setdefault(name, []).append(pull)
+        if early:
+            self._later(_nothing)  # its deadline may be the next
+        elif closing:
             self._fail([pull], ItemFault.CANCELLED, _CLOSING)
         elif link is None or link.epoch != reading.epoch:
             self._fail([pull], ItemFault.GONE, _not_known(reading.peer))
@@ -237,9 +256,10 @@ class PeerLinks:
                 return
             pull.cancelled = True
             ticket = pull.ticket
-            waited = [link for link in self._links.values() if pull in link.waiting]
-            for link in waited:
-                link.waiting.remove(pull)
+            waits = [link.waiting for link in self._links.values()] + list(self._early.values())
+            waited = [waiting for waiting in waits if pull in waiting]
+            for waiting in waited:
+                waiting.remove(pull)
         if ticket is not None:
             ticket.cancel()
         elif waited:
@@ -250,10 +270,16 @@ class PeerLinks:
         now = self._context.clock()
         with self._changed:
             links = list(self._links.values())
-            late = [pull for link in links for pull in link.waiting if pull.reading.deadline <= now]
+            waiting = [pull for link in links for pull in link.waiting]
+            waiting += [pull for early in self._early.values() for pull in early]
+            late = [pull for pull in waiting if pull.reading.deadline <= now]
             for link in links:
                 link.waiting = [pull for pull in link.waiting if pull not in late]
-            due = min((pull.reading.deadline for link in links for pull in link.waiting), default=None)
+            for name, early in list(self._early.items()):
+                self._early[name] = [pull for pull in early if pull not in late]
+                if not self._early[name]:
+                    del self._early[name]
+            due = min((pull.reading.deadline for pull in waiting if pull not in late), default=None)
         self._fail(late, ItemFault.TIMEOUT, "the deadline was over before the peer was connected to")
         return None if due is None else due - now
 
@@ -295,7 +321,9 @@ class PeerLinks:
         with self._changed:
             self._closing = True
             waiting = [pull for link in self._links.values() for pull in link.take_waiting()]
+            waiting += [pull for early in self._early.values() for pull in early]
             self._links.clear()
+            self._early.clear()
         self._fail(waiting, ItemFault.CANCELLED, _CLOSING)
 
     def finish_closing(self) -> None:

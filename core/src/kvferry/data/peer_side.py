@@ -207,6 +207,7 @@ class PeerSide:
                 deadline=deadline,
                 empty=into_blocks(self._buffers.mover, transfer),
                 ended=told,
+                may_be_early=True,  # it comes with the engine's step, and its peer over the side channel
             )
         )
 

@@ -45,6 +45,8 @@ class Reading:
     slots: tuple[int, ...]
     deadline: float
     listener: PullListener
+    may_be_early: bool = False
+    """It came by another way than the word of its peer, for which it waits then."""
 
 
 @frozen(kw_only=True)

@@ -21,8 +21,8 @@ from kvferry.api import (
     Ticket,
     TransferStatus,
 )
+from kvferry.control.grants import STAGING
 from kvferry.control.orders import ItemFault
-from kvferry.control.serving import STAGING
 from kvferry.data.arena import MemoryFileArena
 from kvferry.data.engine_side import EngineSide
 from kvferry.data.item_faults import fault_of, faults_of

@@ -51,6 +51,8 @@ RISING_WAIT_SECONDS = 0.005
 """The same for chunks that come up from a lower tier, whose end the scheduler hears of a moment later."""
 SEEKING_WAIT_SECONDS = 0.0005
 """The same for answers of other instances, of whose coming nothing is heard here."""
+SHORT_WAITS = 10
+"""So many are as short after something has come."""
 CLOSE_SECONDS = 5.0
 
 
@@ -93,6 +95,7 @@ class WorkerRuntime:
         self._tiers = {tier.name: tier for tier in tiers}
         self._peers = peers
         self._fetched = threading.Event()
+        self._short_waits = 0
         self._engine = engine
         self._store = store
         self._copier = copier
@@ -225,8 +228,7 @@ class WorkerRuntime:
             sent = self._sent(mover)
             if (plan.rising or self._loading) and not sent and not self._has_arrived():
                 # The same for an engine that waits for a lower tier, or for a peer.
-                self._fetched.wait(SEEKING_WAIT_SECONDS if plan.seeking else RISING_WAIT_SECONDS)
-                self._fetched.clear()
+                self._wait_for_others(plan)
         arrived = self._take_arrived()
         sync, self._sync_results = self._sync_results, []
         self._ended -= sent
@@ -240,6 +242,14 @@ class WorkerRuntime:
             failed_receiving=frozenset(failed),
             invalid_blocks=frozenset(invalid),
         )
+
+    def _wait_for_others(self, plan: StepPlan) -> None:
+        short = plan.seeking or self._short_waits > 0
+        self._short_waits = max(0, self._short_waits - 1)
+        if self._fetched.wait(SEEKING_WAIT_SECONDS if short else RISING_WAIT_SECONDS):
+            self._fetched.clear()
+            # The scheduler hears of it at the same time, and may be asked again before it has.
+            self._short_waits = SHORT_WAITS
 
     def _has_arrived(self) -> bool:
         with self._lock:

@@ -135,8 +135,8 @@ _ADDRESS_RULES: tuple[Rule, ...] = (
             ("channel.capabilities.same_host", "p2p.listen", "channel.use"),
             lambda same_host, listen, _use: not same_host or _stays_here(listen),
         ),
-        message="the channel {channel.use} reaches processes of this host alone, and peers of other hosts are "
-        "told that they may ask at {p2p.listen}",
+        message="the channel {channel.use} reaches processes of this host alone, and peers of other hosts "
+        "are told that they may ask at {p2p.listen}",
         fix="use a channel that reaches other hosts, such as tcp, or listen at a loopback address",
         source="design",
         examples=(

@@ -54,7 +54,7 @@ FIND_SECONDS = 1.0
 RENEW_SECONDS = 10.0
 """A connection that was not made for so long is begun anew."""
 MOST_DIFFERENCES = 1024
-"""That are remembered as told in the log."""
+"""Peers of which is remembered that the log has it; beyond that the one that was told first is forgotten."""
 _RECEIVED_AT_ONCE = 256
 _LONGEST_WAIT_SECONDS = 3600.0
 
@@ -97,7 +97,7 @@ class PeerNetworkCarrier:
         self._lock = threading.Lock()
         self._jobs: deque[Callable[[], None]] = deque()
         self._acquaintances: dict[PeerId, _Acquaintance] = {}
-        self._said: dict[tuple[PeerId, str], None] = {}
+        self._said: dict[PeerId, None] = {}
         self._closing = False
         self._bell: Bell | None = None
         self._thread: threading.Thread | None = None
@@ -398,7 +398,9 @@ class PeerNetworkCarrier:
                     known.welcome = True
                     host.agreed(card)
             case Unwelcome():
-                self._differ(known, Unlike(message.rule, message.reason))
+                # What others write goes into the log on one line.
+                rule, reason = (" ".join(text.split()) for text in (message.rule, message.reason))
+                self._differ(known, Unlike(rule, reason))
             case Stranger():
                 self._part(known, "it does not know this instance any more")
             case Granted() | Declined():
@@ -408,12 +410,11 @@ class PeerNetworkCarrier:
 
     def _differ(self, known: _Acquaintance, unlike: Unlike) -> None:
         """Part for a reason that people may have to mend, and say so once."""
-        said = (known.peer, unlike.rule)
         # A restart that the directory has not heard of yet passes by itself.
-        if unlike.rule != EPOCH_ID and said not in self._said:
+        if unlike.rule != EPOCH_ID and known.peer not in self._said:
             while len(self._said) >= MOST_DIFFERENCES:
                 del self._said[next(iter(self._said))]
-            self._said[said] = None
+            self._said[known.peer] = None
             logger.warning(
                 "kvferry: nothing is read from instance %s, because the two differ: %s",
                 known.peer.instance,

@@ -21,6 +21,8 @@ MAXIMUM_FRAME_BYTES: Final = 16 << 20
 """Longer frames are refused unread, by both sides."""
 MAXIMUM_ALIASES: Final = 1024
 EPOCH_BYTES: Final = 16
+MOST_REASON: Final = 1024
+"""Letters of what is told to people."""
 MAXIMUM_RANKS: Final = 4096
 
 _Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -73,8 +75,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 class Unwelcome(msgspec.Struct, frozen=True, tag="unwelcome"):
     """They are not, or this is another life of the instance: ``rule`` is the id of what is broken."""
 
-    rule: str
-    reason: str
+    rule: Annotated[str, Meta(max_length=32)]
+    reason: Annotated[str, Meta(max_length=MOST_REASON)]
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):

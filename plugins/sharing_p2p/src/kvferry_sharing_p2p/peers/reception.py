@@ -8,6 +8,7 @@ from kvferry.api import Answer, ErrorKind, KVFerryError, PeerCard, PeerDesk, Pee
 from kvferry_sharing_p2p.likeness_rules import WIRE_VERSION_ID
 from kvferry_sharing_p2p.peers.likeness import another_life, difference
 from kvferry_sharing_p2p.peers.messages import (
+    MOST_REASON,
     Ask,
     Codec,
     Done,
@@ -52,7 +53,7 @@ class Reception:
         except KVFerryError as error:
             self.rejected += 1
             rule = WIRE_VERSION_ID if error.kind is ErrorKind.COMPATIBILITY else ""
-            return self._codec.encode(Unwelcome(rule, error.what))
+            return self._codec.encode(Unwelcome(rule, error.what[:MOST_REASON]))
         if isinstance(message, Hello):
             return self._codec.encode(self._welcome(connection, message))
         guest = self._guests.get(connection)
@@ -73,7 +74,7 @@ class Reception:
         asker = card_of(hello.card)
         unlike = another_life(hello.to, self.card.id.epoch) or difference(asker, self.card)
         if unlike is not None:
-            return Unwelcome(unlike.rule, unlike.reason)
+            return Unwelcome(unlike.rule, unlike.reason[:MOST_REASON])
         self._forget(connection)
         while len(self._guests) >= MOST_GUESTS:
             self._forget(next(iter(self._guests)))
