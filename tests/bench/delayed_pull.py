@@ -2,9 +2,13 @@
 
 Run ``python -m tests.bench.delayed_pull``. The holder is a process of its own with the local channel. Both
 ways are the product's own: a load that passes through the landing buffers, and a pull into the first tier
-with a load from there behind it. They take turns. Bytes, blocks and layers are those of a model with 16 KiB
-of KV cache per token. Once the channel is as it is. Once its reads end no sooner than a link would bring
-them, one after the other, that is as fast as the engine's blocks can be filled.
+with a load from there behind it. They take turns. A chunk has 16 KiB of KV cache per token.
+
+Once the channel is as it is, and blocks lie in pages of 128 KiB, which are filled faster than the channel
+reads. Once its reads end no sooner than a link would bring them, one after the other, that is as fast as the
+engine's blocks can be filled: those of 32 layers with one head of 128 values each, in pages of 4 KiB, as
+ranks of a model with few heads have them. Filling these is slower than the channel, so that it is the link
+that limits, and not the cores that stand in for it.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
+from attrs import frozen
 
 from kvferry.api import (
     Channel,
@@ -47,19 +52,31 @@ from kvferry.data.wire import MeetPeer, OpenChannel, PullChunks
 from kvferry.testing.channels import ForwardingChannel
 from tests.bench.turns import gigabytes_per_second, speedup, take_turns, timed
 
-LAYERS = 8
-PAGE_BYTES = 128 << 10
-"""K or V of one layer's block."""
-BLOCK_TOKENS = 128
-CHUNK_BLOCKS = 2
-CHUNK_BYTES = CHUNK_BLOCKS * 2 * LAYERS * PAGE_BYTES
-CHUNK_TOKENS = CHUNK_BLOCKS * BLOCK_TOKENS
+CHUNK_TOKENS = 256
+CHUNK_BYTES = 4 << 20
 BUFFER_BYTES = 128 << 20
 SIZES = (16, 64)
 """Chunks that are brought at once."""
 ROUNDS = 15
 SECONDS = 60.0
 FAR = "far"
+
+
+@frozen
+class Shape:
+    """K and V of so many layers, with so many bytes of each in a block."""
+
+    layers: int
+    page_bytes: int
+    block_tokens: int
+
+    @property
+    def chunk_blocks(self) -> int:
+        return CHUNK_TOKENS // self.block_tokens
+
+
+COARSE = Shape(layers=8, page_bytes=128 << 10, block_tokens=128)
+FINE = Shape(layers=32, page_bytes=4 << 10, block_tokens=16)
 
 
 def run(rounds: int = ROUNDS, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
@@ -69,11 +86,10 @@ def run(rounds: int = ROUNDS, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
         return {"left_out": {"everything": "kvferry-transport-local is not installed"}}
     results: dict[str, Any] = {"left_out": {}}
     with _holder(max(sizes)) as (export, epoch):
-        speed = 0.0
         for paced in (False, True):
-            with _Near(max(sizes), speed if paced else None) as near:
-                near.meet(export, epoch)
-                speed = speed or near.scatter_speed(max(sizes))
+            with _Near(max(sizes), FINE if paced else COARSE) as near:
+                speed = near.scatter_speed(max(sizes))
+                near.meet(export, epoch, speed if paced else None)
                 for count in sizes:
                     seconds = take_turns(
                         {
@@ -88,7 +104,7 @@ def run(rounds: int = ROUNDS, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
                         **gigabytes_per_second(seconds, count * CHUNK_BYTES),
                         "to one after the other": speedup(seconds, "delayed", "one after the other"),
                     }
-        results["filling blocks GB/s"] = speed / 1e9
+                results[f"filling {near.shape.page_bytes >> 10} KiB pages GB/s"] = speed / 1e9
     return results
 
 
@@ -134,31 +150,34 @@ class PacedChannel(ForwardingChannel):
 
 
 class _Near:
-    """One rank that reads, and the memory of an engine. Its channel is slowed down to ``speed`` bytes a
-    second."""
+    """One rank that reads, and the memory of an engine."""
 
-    def __init__(self, chunks: int, speed: float | None) -> None:
+    def __init__(self, chunks: int, shape: Shape) -> None:
         self.chunks = chunks
-        self.speed = speed
+        self.shape = shape
+        self._speed: float | None = None
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._number = 0
 
     def __enter__(self) -> Self:
-        blocks = 1 + self.chunks * CHUNK_BLOCKS
-        self._pages = np.zeros((2 * LAYERS, blocks, PAGE_BYTES), np.uint8)
+        shape = self.shape
+        blocks = 1 + self.chunks * shape.chunk_blocks
+        self._pages = np.zeros((2 * shape.layers, blocks, shape.page_bytes), np.uint8)
         self._pages[:] = 1  # touched
         planes = [
             PagePlane(
                 layer=f"layer{number // 2}",
                 address=self._pages[number].ctypes.data,
-                stride=PAGE_BYTES,
-                page_bytes=PAGE_BYTES,
+                stride=shape.page_bytes,
+                page_bytes=shape.page_bytes,
                 blocks=blocks,
                 keep_alive=self._pages,
             )
-            for number in range(2 * LAYERS)
+            for number in range(2 * shape.layers)
         ]
-        engine = EngineSide([EngineGroup(block_tokens=BLOCK_TOKENS, planes=tuple(planes))], CHUNK_TOKENS)
+        engine = EngineSide(
+            [EngineGroup(block_tokens=shape.block_tokens, planes=tuple(planes))], CHUNK_TOKENS
+        )
         # Any block but 0, in no order, as an engine's tables are after a while.
         self._blocks = (1 + np.random.default_rng(5).permutation(blocks - 1)).tolist()
         self._file = create_region("first", self.chunks * CHUNK_BYTES)
@@ -187,10 +206,11 @@ class _Near:
 
     def _make_channel(self) -> Channel:
         channel = _channel()
-        return channel if self.speed is None else PacedChannel(channel, self.speed)
+        return channel if self._speed is None else PacedChannel(channel, self._speed)
 
-    def meet(self, export: bytes, epoch: bytes) -> None:
-        self._epoch = epoch
+    def meet(self, export: bytes, epoch: bytes, speed: float | None) -> None:
+        """The channel is slowed down to ``speed`` bytes a second."""
+        self._epoch, self._speed = epoch, speed
         self._side.take(OpenChannel("near", os.urandom(16)))
         self._heard.get(timeout=SECONDS)
         self._side.take(MeetPeer(FAR, epoch, export))
@@ -243,19 +263,21 @@ class _Near:
         self._pages[:] = 255
         self.delayed(count)
         for number, slot in enumerate(_slots(count)):
-            for block in self._blocks[number * CHUNK_BLOCKS : (number + 1) * CHUNK_BLOCKS]:
+            blocks = self.shape.chunk_blocks
+            for block in self._blocks[number * blocks : (number + 1) * blocks]:
                 if not (self._pages[:, block] == slot).all():
                     raise RuntimeError(f"block {block} does not hold what is in slot {slot} of the peer")
 
     def _transfer(self, count: int) -> Transfer:
         self._number += 1
-        rows = range(count * CHUNK_BLOCKS)
+        blocks = self.shape.chunk_blocks
+        rows = range(count * blocks)
         return Transfer.of(
             self._number,
             "request",
             Direction.LOAD,
-            [row // CHUNK_BLOCKS for row in rows],
-            [row % CHUNK_BLOCKS for row in rows],
+            [row // blocks for row in rows],
+            [row % blocks for row in rows],
             [self._blocks[: len(rows)]],
         )
 

@@ -72,7 +72,9 @@ def _delayed_pull() -> Iterator[Figure]:
             yield _figure("delayed_pull", name, row, "to one after the other", at_least=target)
             for way in ("delayed", "one after the other"):
                 yield _figure("delayed_pull", f"{way}, {row}", row, f"{way} GB/s", unit="GB/s")
-    yield _figure("delayed_pull", "filling the engine's blocks", "filling blocks GB/s", unit="GB/s")
+    for pages in (128, 4):
+        name = f"filling blocks in pages of {pages} KiB"
+        yield _figure("delayed_pull", name, f"filling {pages} KiB pages GB/s", unit="GB/s")
 
 
 def _lookup() -> Iterator[Figure]:
