@@ -130,12 +130,11 @@ def test_a_peer_that_was_killed_costs_its_hits_and_its_successor_is_read_from(pa
     again = pair.instances.start("killed")
     again.serve(number)
     pair.instances.until_hit(near, number)
-    after = near.settle()
     again.settle()
     again.kill()
-    # The way to the one that is dead is gone, like every thread that served it.
-    assert after["threads"] <= before["threads"]
-    assert after["descriptors"] <= before["descriptors"]
+    # The ways to those that are dead go, like every thread that served them.
+    wait_until(lambda: near.settle()["threads"] <= before["threads"], LONG, "threads of one that is dead")
+    wait_until(lambda: near.settle()["descriptors"] <= before["descriptors"], LONG, "their descriptors")
 
 
 @over_tcp

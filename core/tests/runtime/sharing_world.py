@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.api import Channel, ChunkKey, PeerId
-from kvferry.runtime.sharing_statistics import SharingState
 from kvferry.testing.fake_engine import EngineSettings
 from kvferry.testing.fake_instance import (
     FakeInstance,
@@ -118,18 +117,5 @@ def serve(instance: FakeInstance, tokens: list[int]) -> list[int]:
     of all that it has, then."""
     request = instance.engine.add(tokens)
     instance.engine.run()
-    instance.settle_lower()
-    sharing = instance.scheduler.sharing
-    assert sharing is not None
-    wait_until(
-        lambda: (
-            not instance.manager.copying.has_servable or sharing.statistics(0).state is SharingState.RETIRED
-        ),
-        PATIENCE,
-        "chunks that nobody was told of",
-    )
-    assert instance.settings.sharing is not None
-    carrier = instance.settings.sharing.carrier
-    assert isinstance(carrier, MemoryCarrier)
-    assert carrier.flush(PATIENCE)
+    instance.settle_told()
     return request.hits

@@ -16,7 +16,7 @@ from kvferry.data.questions import QUESTIONS_VERSION
 from kvferry.runtime import SharingState, SharingStatistics
 from kvferry.runtime.instances import Card
 from kvferry.runtime.sharing_statistics import BORROW_COUNTS, LEND_COUNTS
-from kvferry.testing.fake_engine import EngineSettings
+from kvferry.testing.fake_engine import EngineSettings, FakeRequest
 from kvferry.testing.fake_instance import (
     FakeInstance,
     InstanceSettings,
@@ -83,7 +83,7 @@ def serve(instance: FakeInstance, tokens: list[int]) -> int:
     """How many tokens it hit."""
     request = instance.engine.add(tokens)
     instance.engine.run()
-    instance.settle_lower()
+    instance.settle_told()
     return sum(request.hits)
 
 
@@ -252,7 +252,15 @@ def test_what_another_request_here_has_computed_meanwhile_is_not_borrowed(open_p
     serve(far, prompt(2))
     first, second = (near.engine.add(prompt(1)) for _ in range(2))
     # Both look for it at others. While the second waits for room in the engine the first is stored.
-    near.engine.admit = lambda request: request is first or near.manager.stats().resident >= 4
+    stored = False
+
+    def admit(request: FakeRequest) -> bool:
+        nonlocal stored
+        room = request is first or stored
+        stored = near.manager.stats().resident >= 4  # it asks once more before it is let in
+        return room
+
+    near.engine.admit = admit
     near.engine.run()
     near.settle_lower()
     assert (sum(first.hits), sum(second.hits)) == (0, 4 * CHUNK)

@@ -35,6 +35,10 @@ class OrdersOfAll:
         self._ranks = frozenset(ranks)
         self._orders: dict[int, _UnderWay] = {}
 
+    def __len__(self) -> int:
+        """How many have not ended."""
+        return len(self._orders)
+
     def begin(self, number: int, name: str) -> None:
         """All ranks are about to be told."""
         self._orders[number] = _UnderWay(name, set(self._ranks))

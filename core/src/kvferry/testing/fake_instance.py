@@ -41,10 +41,12 @@ from kvferry.runtime.grain import Grain, GroupShape
 from kvferry.runtime.lower_tiers import LowerSetup, StoreIdentity
 from kvferry.runtime.scheduler import SchedulerRuntime
 from kvferry.runtime.sharing import SharingSetup
+from kvferry.runtime.sharing_statistics import SharingState
 from kvferry.runtime.worker import WorkerRuntime
 from kvferry.testing.backends import MemoryBackend, MemoryOptions
 from kvferry.testing.fake_engine import EngineSettings, FakeEngine
 from kvferry.testing.fake_memory import FakeGroup, FakeMemory
+from kvferry.testing.memory_carrier import MemoryCarrier
 
 MakeCopier = Callable[[int, MemoryBackend, int], SpanCopier]
 """Makes the copier of one rank from its number, its tier and the size of a slot."""
@@ -160,6 +162,22 @@ class FakeInstance:
 
         self.settle_saves(seconds)
         wait_until(settled, seconds, "copies between tiers without a result")
+
+    def settle_told(self, seconds: float = 10.0) -> None:
+        """The same, and wait until a carrier in memory has told peers of all that there is."""
+        self.settle_lower(seconds)
+        sharing = self.scheduler.sharing
+        assert self.settings.sharing is not None, "nothing is shared"
+        assert sharing is not None
+
+        def told() -> bool:
+            retired = sharing.statistics(0).state is SharingState.RETIRED
+            return retired or not self.manager.copying.has_servable
+
+        wait_until(told, seconds, "chunks that nobody was told of")
+        carrier = self.settings.sharing.carrier
+        assert isinstance(carrier, MemoryCarrier), "another carrier says for itself when it has told"
+        assert carrier.flush(seconds), "a carrier that carries nothing"
 
     def _quiet(self) -> bool:
         stats = self.scheduler.statistics()[1]

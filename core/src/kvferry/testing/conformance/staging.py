@@ -250,14 +250,18 @@ class StagingConformance(Conformance, kit=True):
         """Each copy is in place or failed with the kind ``CANCELLED``, and nothing is written afterwards."""
         part = CAPACITY // 8
         span = opened.source.take(random.Random(0).randbytes(part))
-        for turn in range(6):
-            copies = [StageCopy(span, turn * part)] * 8
+        cut_short = 0
+        for turn in range(60):  # on a machine that is busy many are done before they are cancelled
+            copies = [StageCopy(span, turn % 6 * part)] * 8
             ticket = opened.submit(copies)
             time.sleep(0.001 * (turn % 2))
             ticket.cancel()
-            for result in opened.settle(ticket, copies, scribble=True):
-                assert result.error is None or result.error.kind is ErrorKind.CANCELLED
+            results = opened.settle(ticket, copies, scribble=True)
+            assert all(each.error is None or each.error.kind is ErrorKind.CANCELLED for each in results)
+            cut_short += any(each.error is not None for each in results)
             opened.done([opened.copy(b"another", 7 * part)])
+            if turn >= 5 and cut_short >= 3:
+                break
         time.sleep(_A_MOMENT)
 
     def test_cancelling_ends_what_has_not_begun(self, opened: OpenStaging) -> None:
