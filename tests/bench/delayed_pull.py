@@ -4,11 +4,11 @@ Run ``python -m tests.bench.delayed_pull``. The holder is a process of its own w
 ways are the product's own: a load that passes through the landing buffers, and a pull into the first tier
 with a load from there behind it. They take turns. A chunk has 16 KiB of KV cache per token.
 
-Once the channel is as it is, and blocks lie in pages of 128 KiB, which are filled faster than the channel
-reads. Once its reads end no sooner than a link would bring them, one after the other, that is as fast as the
-engine's blocks can be filled: those of 32 layers with one head of 128 values each, in pages of 4 KiB, as
-ranks of a model with few heads have them. Filling these is slower than the channel, so that it is the link
-that limits, and not the cores that stand in for it.
+Once over the local channel, which copies on one thread: with more it takes every core of a small machine,
+and there is nothing to hide behind. Once over a link that is as fast as the engine's blocks can be filled,
+and that takes no core from anybody, as a network card does: what it is told to read has come when it would
+have come over such a link, one read after the other. Its bytes move only where they are looked at, which is
+not timed.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from kvferry.api import (
     Channel,
     ChannelContext,
     Connection,
+    ItemResult,
     Region,
     RemoteOp,
     Ticket,
     TransferStatus,
 )
 from kvferry.control.orders import ItemFault
-from kvferry.data.arena import MemoryFileArena
 from kvferry.data.copy import choose_copier
 from kvferry.data.engine_side import EngineGroup, EngineSide, PagePlane
 from kvferry.data.mapping import create_region, region_view
 from kvferry.data.mover import Mover
 from kvferry.data.peer_side import LandingSetup, PeerSide
 from kvferry.data.plans import Direction, PeerLoad, Transfer, TransferResult
+from kvferry.data.private_memory import PrivateArena
 from kvferry.data.pulls import ARENA
 from kvferry.data.wire import MeetPeer, OpenChannel, PullChunks
 from kvferry.testing.channels import ForwardingChannel
@@ -109,7 +110,10 @@ def run(rounds: int = ROUNDS, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
 
 
 class PacedChannel(ForwardingChannel):
-    """Reads end no sooner than a link of so many bytes a second would bring them, one after the other."""
+    """Reads end when a link of so many bytes a second has brought them, one after the other. Bytes come only
+    while it ``moves``."""
+
+    moves = False
 
     def __init__(self, inner: Channel, speed: float) -> None:
         super().__init__(inner)
@@ -143,10 +147,13 @@ class PacedChannel(ForwardingChannel):
         self, outer: Ticket[TransferStatus], begin: Callable[[], Ticket[TransferStatus]], length: int
     ) -> None:
         self._free_at = max(self._free_at, time.perf_counter()) + length / self._speed
-        inner = begin()
-        inner.wait(SECONDS)
+        results = [ItemResult(TransferStatus.DONE)] * outer.items
+        if self.moves:
+            inner = begin()
+            inner.wait(SECONDS)
+            results = list(inner.results)
         time.sleep(max(0.0, self._free_at - time.perf_counter()))
-        outer.complete(inner.results)
+        outer.complete(results)
 
 
 class _Near:
@@ -156,6 +163,7 @@ class _Near:
         self.chunks = chunks
         self.shape = shape
         self._speed: float | None = None
+        self._link: PacedChannel | None = None
         self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._number = 0
 
@@ -185,7 +193,7 @@ class _Near:
         region_view(self._file.region)[:] = 1
         copier = choose_copier().copier
         self._mover = Mover(engine, self._file.region, copier, lambda _transfer, _result: None)
-        setup = LandingSetup(capacity=BUFFER_BYTES, make_arena=MemoryFileArena, copier=copier)
+        setup = LandingSetup(capacity=BUFFER_BYTES, make_arena=PrivateArena, copier=copier)
         self._side = PeerSide(
             "local",
             self._make_channel,
@@ -206,7 +214,9 @@ class _Near:
 
     def _make_channel(self) -> Channel:
         channel = _channel()
-        return channel if self._speed is None else PacedChannel(channel, self._speed)
+        if self._speed is not None:
+            channel = self._link = PacedChannel(channel, self._speed)
+        return channel
 
     def meet(self, export: bytes, epoch: bytes, speed: float | None) -> None:
         """The channel is slowed down to ``speed`` bytes a second."""
@@ -261,7 +271,11 @@ class _Near:
     def check(self, count: int) -> None:
         """The holder has the number of its slot in each byte of it."""
         self._pages[:] = 255
+        if self._link is not None:
+            self._link.moves = True
         self.delayed(count)
+        if self._link is not None:
+            self._link.moves = False
         for number, slot in enumerate(_slots(count)):
             blocks = self.shape.chunk_blocks
             for block in self._blocks[number * blocks : (number + 1) * blocks]:
@@ -311,7 +325,7 @@ def _channel() -> Channel:
     from kvferry_transport_local.channel import LocalChannel
     from kvferry_transport_local.options import LocalOptions
 
-    return LocalChannel(LocalOptions())
+    return LocalChannel(LocalOptions(threads=1))
 
 
 @contextmanager

@@ -229,6 +229,10 @@ class Borrowing:
         """What a peer lends the request, which releases it from here on."""
         return self._kept.pop(request, None)
 
+    def keeps(self, request: str) -> bool:
+        """Whether a peer lends it something that it has not taken yet. Any thread."""
+        return request in self._kept
+
     def drop(self, request: str) -> None:
         """The request does not take what a peer lends it."""
         loan = self._kept.pop(request, None)

@@ -1,4 +1,4 @@
-"""Buffers that reads of peers pass through: one half is read into while the other is emptied."""
+"""Buffers that reads of peers pass through: one is emptied while the other is read into."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from kvferry.data.pulls import LANDING, Reading
 
 _log = logging.getLogger(__name__)
 
+PARTS = 2
+"""With four nothing went faster, and what was read was more often out of the processor's caches again."""
 BATCH_BYTES = 8 << 20
-"""Read at once, where a half holds more: what comes first is not emptied before all of it has come."""
+"""Read at once, where a part holds more: what comes first is not emptied before all of it has come."""
 BATCHES_AT_LEAST = 8
 """A passage of fewer bytes is cut into so many batches all the same, or nothing of it would overlap."""
 
@@ -72,7 +74,7 @@ class _Journey:
 
 @define(eq=False)
 class _Batch:
-    """Neighbours of a journey in one half of the buffers. Hears of the end of its reading."""
+    """Neighbours of a journey in one part of the buffers. Hears of the end of its reading."""
 
     journey: _Journey
     places: range
@@ -91,20 +93,21 @@ class _Batch:
 
 
 class Landing:
-    """Two halves of ``half`` slots each in one region, between which reads alternate.
+    """``slots`` slots of one region, two at the least, in parts that take turns.
 
     ``read`` begins a reading, and its listener hears of its end whatever happens, at the latest soon after
-    its deadline; ``cancel(number)`` ends one early. While one half is read into, the other is emptied.
+    its deadline; ``cancel(number)`` ends one early. While one part is emptied, the other is read into.
     Passages go in the order in which they came.
 
     Threads: :meth:`submit`, :meth:`cancel` and :meth:`stop` from any; a thread of its own does the rest.
     """
 
     def __init__(
-        self, half: int, slot_bytes: int, read: Callable[[Reading], None], cancel: Callable[[int], None]
+        self, slots: int, slot_bytes: int, read: Callable[[Reading], None], cancel: Callable[[int], None]
     ) -> None:
-        self._half = half
-        self._most = max(1, min(half, BATCH_BYTES // slot_bytes))
+        self._parts = min(PARTS, slots)
+        self._part = slots // self._parts
+        self._most = max(1, min(self._part, BATCH_BYTES // slot_bytes))
         self._read = read
         self._cancel = cancel
         self._changed = threading.Condition()
@@ -173,18 +176,19 @@ class Landing:
 
     def _run(self) -> None:
         leave_the_engines_core()
-        reading: _Batch | None = None
-        half = 0
+        reading: deque[_Batch] = deque()
+        part = 0
         while True:
-            following = self._next(wait=reading is None)
-            if following is None and reading is None:
+            while len(reading) < self._parts:
+                following = self._next(wait=not reading)
+                if following is None:
+                    break
+                self._begin(following, part * self._part)
+                part = (part + 1) % self._parts
+                reading.append(following)
+            if not reading:
                 return
-            if following is not None:
-                half = 1 - half
-                self._begin(following, half * self._half)
-            if reading is not None:
-                self._land(reading)
-            reading = following
+            self._land(reading.popleft())
 
     def _next(self, *, wait: bool) -> _Batch | None:
         """What is to be read next; ``None`` if there is nothing now, or ever again."""

@@ -280,12 +280,16 @@ class PeerSide:
 
     def _make_buffers(self, setup: LandingSetup) -> _Buffers:
         size = self._layout.total_bytes
-        half = max(1, setup.capacity // (2 * size))
-        arena = setup.make_arena(LANDING, 2 * half * size)
+        slots = max(2, setup.capacity // size)
+        arena = setup.make_arena(LANDING, slots * size)
         region = arena.open()
         mover = Mover(self._engine, region, setup.copier, _nobody_asks, verify=setup.verify)
         return _Buffers(
-            arena, region, Landing(half, size, self._begin_reading, self._cancel_reading), mover, setup.copier
+            arena,
+            region,
+            Landing(slots, size, self._begin_reading, self._cancel_reading),
+            mover,
+            setup.copier,
         )
 
     def _begin_reading(self, reading: Reading) -> None:

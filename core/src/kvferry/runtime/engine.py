@@ -20,11 +20,11 @@ from kvferry.control.lower import LowerTierSettings
 from kvferry.control.manager import CacheManager
 from kvferry.control.serving import ServingSettings
 from kvferry.control.tokens import TokenPacker, pack_tokens
-from kvferry.data.arena import MemoryFileArena
 from kvferry.data.copy import choose_copier
 from kvferry.data.engine_side import EngineGroup, EngineSide
 from kvferry.data.native import find_native
 from kvferry.data.peer_side import LandingSetup, PeerSide
+from kvferry.data.private_memory import PrivateArena
 from kvferry.data.staging_side import StagingSide
 from kvferry.data.store_side import StoreSide
 from kvferry.data.tier_side import TierSide
@@ -391,7 +391,7 @@ def _landing_setup(config: Config, engine: EngineDescription, verify: bool) -> L
     if not _lands_on_device(config, engine) and config.staging.use is None:
         return None
     return LandingSetup(
-        capacity=config.p2p.buffer, make_arena=MemoryFileArena, copier=choose_copier().copier, verify=verify
+        capacity=config.p2p.buffer, make_arena=PrivateArena, copier=choose_copier().copier, verify=verify
     )
 
 

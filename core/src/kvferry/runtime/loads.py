@@ -158,7 +158,7 @@ class Loads:
     def end_of_loan(self, state: RequestState, local_tokens: int, limit: int) -> int:
         """The end of what a peer lends the request, behind what is here; 0 if nothing of use is lent."""
         borrowing = None if self._hierarchy is None else self._hierarchy.borrowing
-        if borrowing is None:
+        if borrowing is None or (state.loan is None and not borrowing.keeps(state.id)):
             return 0
         with self._lock:
             if state.loan is None:
@@ -175,7 +175,7 @@ class Loads:
     def drop_loan(self, state: RequestState) -> None:
         """The request takes nothing of what a peer lends it."""
         borrowing = None if self._hierarchy is None else self._hierarchy.borrowing
-        if borrowing is None:
+        if borrowing is None or (state.loan is None and not borrowing.keeps(state.id)):
             return
         with self._lock:
             borrowing.drop(state.id)

@@ -28,10 +28,10 @@ from kvferry.control.lower import LowerTierSettings
 from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
 from kvferry.control.serving import ServingSettings
-from kvferry.data.arena import MemoryFileArena
 from kvferry.data.copy import NumpyCopier, SpanCopier
 from kvferry.data.engine_side import EngineSide
 from kvferry.data.peer_side import LandingSetup, PeerSide
+from kvferry.data.private_memory import PrivateArena
 from kvferry.data.staging_side import StagingSide
 from kvferry.data.store_side import StoreSide
 from kvferry.data.tier_side import TierSide
@@ -338,7 +338,7 @@ def _landing_setup(settings: InstanceSettings, side: EngineSide) -> LandingSetup
         return None
     return LandingSetup(
         capacity=sharing.buffer_slots * side.layout.total_bytes,
-        make_arena=MemoryFileArena,
+        make_arena=PrivateArena,
         copier=NumpyCopier(),
         verify=settings.verify,
     )
