@@ -39,6 +39,8 @@ class FleetSettings:
     slots: int = 12
     staging: int | None = None
     """Slots of each rank's staging; ``None`` where peers read the first tier itself."""
+    delay: bool = False
+    """Whether requests read what they are lent into their blocks, and not into the first tier."""
     read_seconds: float = 0.02
     """How long a chunk takes on the average."""
     one_sided: bool = True
@@ -54,6 +56,7 @@ class FleetSettings:
             ranks=random.choice((1, 1, 2)),
             slots=random.choice((10, 16, 24)),
             staging=random.choice((None, None, 3, 6)),
+            delay=random.random() < 0.4,
             read_seconds=random.choice((0.02, 0.02, 0.5)),
             one_sided=random.random() < 0.5,
             weather=BAD,

@@ -15,10 +15,11 @@ from kvferry.control.grants import STAGING
 from kvferry.control.loans import BorrowSettings, Standing
 from kvferry.control.lru import LRU
 from kvferry.control.manager import CacheManager
+from kvferry.control.orders import ItemFault, OrderResult
 from kvferry.control.outcomes import WriteOutcome
 from kvferry.control.seeking import Wanted
 from kvferry.control.serving import ServingSettings
-from kvferry.data.wire import ChannelClosed, ChannelOpened, OrderDone, WorkerOrder
+from kvferry.data.wire import ChannelClosed, ChannelOpened, OrderDone, PullChunks, WorkerOrder
 from kvferry.runtime.fair_lock import FairLock
 from kvferry.runtime.grain import Grain, GroupShape
 from kvferry.runtime.lower_tiers import LowerSetup, LowerTiers, StoreIdentity
@@ -82,9 +83,12 @@ class Life:
         self.requests: dict[str, Request] = {}
         self.ended: dict[str, Request] = {}
         self.computing = 0
+        self.loading = 0
+        """Loads of requests out of peers' memory that have not ended."""
         self._offset = random.uniform(0.0, 1000.0)
         self._rate = random.uniform(0.97, 1.03)
         self._numbers = 0
+        self._loads = 0
         self._awake = False
         self.carrier = FleetCarrier(self)
         self.workers = [Worker(self, rank, slots) for rank in range(world.ranks)]
@@ -103,6 +107,7 @@ class Life:
             load_deadline=LOAD,
             guard_seconds=GUARD,
             pause_seconds=PAUSE,
+            delay=world.settings.delay,
         )
         identity = StoreIdentity(
             instance=name, namespace=NAMESPACE, fresh=lambda: world.loop.random.randbytes(32)
@@ -297,9 +302,51 @@ class Life:
             return
         self.lower.leave(request.number, late=late)
         request.waits = False
-        request.hit = self._match(request)
+        request.hit = max(self._match(request), self._load(request))
         self.ended[request.number] = request
         self.world.saw("request: hit" if request.hit else "request: missed")
+
+    def _load(self, request: Request) -> int:
+        """What a peer lends the request goes into its blocks; the end of that, as tokens from the start. Like
+        an engine's steps, the order to read does not come by the way of all others."""
+        loan = self.borrowing.take_kept(request.number)
+        if loan is None:
+            return 0
+        if not loan.stands(self.clock()):
+            loan.release()
+            return 0
+        loan.peer.fetching += len(loan.chunks)
+        self.loading += 1
+        self._loads -= 1
+        slots = tuple(loan.slots[chunk.digest] for chunk in loan.chunks)
+        order = PullChunks(
+            id=self._loads,
+            peer=loan.peer.id.instance,
+            epoch=loan.peer.id.epoch,
+            digests=tuple(chunk.digest for chunk in loan.chunks),
+            tokens=tuple(chunk.tokens for chunk in loan.chunks),
+            from_slots=slots,
+            slots=slots,
+            deadline=min(loan.until(), self.clock() + LOAD),
+            region=loan.region,
+        )
+        waiting = set(range(len(self.workers)))
+        faults: dict[int, ItemFault] = {}
+
+        def told(rank: int, found: dict[int, ItemFault]) -> None:
+            waiting.discard(rank)
+            faults.update(found)
+            if not waiting:
+                self.loading -= 1
+                loan.fetched(loan.chunks, OrderResult(0, faults, "simulated" if faults else ""), self.clock())
+                loan.release()
+                self.wake()
+
+        for worker in self.workers:
+            pause = self.loop.random.expovariate(1 / QUICK_SECONDS)
+            worker.process.after(pause, "load", lambda worker=worker: worker.load(order, told))
+        self.world.saw("request: lent")
+        return loan.tokens
 
     def _match(self, request: Request) -> int:
         match = self.manager.match(request.number, request.keys, request.tails, self.clock(), request.limit)
@@ -382,7 +429,10 @@ class Life:
         stats = self.manager.stats()
         held = stats.leases + stats.reservations + stats.leased + stats.retiring + stats.reserved
         busy = (
-            self.requests or self.computing or any(worker.pulls or worker.stagings for worker in self.workers)
+            self.requests
+            or self.computing
+            or self.loading
+            or any(worker.pulls or worker.stagings for worker in self.workers)
         )
         return not busy and not held + stats.quarantined + self.sharing.serving.leases and self.at_rest
 

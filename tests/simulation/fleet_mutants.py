@@ -90,6 +90,13 @@ FLEET_MUTANTS = (
         "            pass\n",
     ),
     Mutant(
+        "a loan ends when it is taken",
+        "control/borrowing.py",
+        "        return self._kept.pop(request, None)\n",
+        "        loan = self._kept.pop(request, None)\n"
+        "        if loan is not None:\n            self.release(loan)\n        return loan\n",
+    ),
+    Mutant(
         "what could not be read is found",
         "control/consignment.py",
         "[item for item, place in places.items() if place not in faults]",

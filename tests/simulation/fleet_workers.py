@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attrs import define, field
@@ -36,6 +37,8 @@ class Pull:
     order: PullChunks
     weights: int
     left: int
+    told: Callable[[int, dict[int, ItemFault]], None] | None = None
+    """Hears of the end, of what goes into an engine's blocks and into no slot."""
     faults: dict[int, ItemFault] = field(factory=dict)
     cancelled: bool = False
 
@@ -107,13 +110,25 @@ class Worker:
 
     # Pulls
 
-    def _begin(self, order: PullChunks) -> None:
+    def load(self, order: PullChunks, told: Callable[[int, dict[int, ItemFault]], None]) -> None:
+        """Read chunks of a peer into blocks of the engine. Its peer may be told of later."""
+        epoch, _ = self.met.get(order.peer, (b"", None))
+        if epoch != order.epoch and self.life.clock() < order.deadline and not self.life.world.calm:
+            self.life.world.saw("load: before its peer")
+            self.process.after(0.05, "load", lambda: self.load(order, told))
+            return
+        self._begin(order, told)
+
+    def _begin(
+        self, order: PullChunks, told: Callable[[int, dict[int, ItemFault]], None] | None = None
+    ) -> None:
         if order.id in self.pulls:
             return
-        pull = self.pulls[order.id] = Pull(order, self.life.weights, len(order.slots))
+        pull = self.pulls[order.id] = Pull(order, self.life.weights, len(order.slots), told)
         random = self.life.loop.random
         for place, slot in enumerate(order.slots):
-            self.writing(slot)
+            if told is None:
+                self.writing(slot)
             pause = random.expovariate(1 / self.life.world.settings.read_seconds)
             self.process.after(pause, "read begins", lambda place=place: self._read(pull, place))
 
@@ -181,7 +196,8 @@ class Worker:
             self._ended(pull, place, ItemFault.FAILED)
             return
         self._is_lent(pull, place, holder)
-        self.memory.write(pull.order.slots[place], GARBAGE)
+        if pull.told is None:
+            self.memory.write(pull.order.slots[place], GARBAGE)
         seen = there.lends_from(pull.order).changes[pull.order.from_slots[place]]
         pause = loop.random.expovariate(1 / self.life.world.settings.read_seconds)
         if not world.calm and loop.chance(0.25):
@@ -217,8 +233,9 @@ class Worker:
             self._is_lent(pull, place, holder)
             changed = there.lends_from(pull.order).changes[source] - seen
             require(not changed, "what a peer reads stays as it is", f"slot {source} of {holder} was written")
-            self.memory.write(pull.order.slots[place], there.lends_from(pull.order).cells[source])
-            world.saw("read")
+            if pull.told is None:
+                self.memory.write(pull.order.slots[place], there.lends_from(pull.order).cells[source])
+            world.saw("read" if pull.told is None else "read into blocks")
         else:
             world.saw(f"read: {fault.value}")
         self._ended(pull, place, fault)
@@ -240,13 +257,18 @@ class Worker:
         require(right, "a lent slot has its chunk", f"slot {slot} of {holder}, rank {self.rank}")
 
     def _ended(self, pull: Pull, place: int, fault: ItemFault | None) -> None:
-        self.wrote(pull.order.slots[place])
+        if pull.told is None:
+            self.wrote(pull.order.slots[place])
         if fault is not None:
             pull.faults[place] = fault
         pull.left -= 1
         if pull.left:
             return
         del self.pulls[pull.order.id]
+        if pull.told is not None:
+            told = pull.told
+            self.life.process.after(0.001, "result", lambda: told(self.rank, pull.faults))
+            return
         faults = {place: fault.value for place, fault in pull.faults.items()}
         reason = "simulated" if faults else ""
         self._tell(OrderDone(rank=self.rank, epoch=1, id=pull.order.id, faults=faults, reason=reason))

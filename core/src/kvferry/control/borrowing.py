@@ -209,11 +209,8 @@ class Borrowing:
         if not self._settings.delay:
             self._rises.extend(quest.rise, loan)
             return
-        if self._rises.goes_on(quest.rise):
-            self.drop(quest.request)
-            self._kept[quest.request] = loan
-        else:
-            self.release(loan)
+        self.drop(quest.request)
+        self._kept[quest.request] = loan
         self._rises.extend(quest.rise, None)
 
     def renewed(self, peer_id: PeerId, number: int, turn: int, seconds: float) -> None:
@@ -295,7 +292,10 @@ class Borrowing:
         )
 
     def give_up_all(self) -> None:
-        """End all that is looked for. What was lent stays until its rise has ended."""
+        """End all that is looked for, and what requests have not taken. What is on its way up stays until its
+        rise has ended."""
+        for request in list(self._kept):
+            self.drop(request)
         for quest in list(self._quests.values()):
             self._take_back(quest)
             self._give_up(quest)
@@ -303,7 +303,6 @@ class Borrowing:
     def workers_lost(self) -> None:
         """No worker is left, and none of them knows a peer any more."""
         self.give_up_all()
-        self._kept.clear()
         for loan in list(self._loans.values()):
             self.release(loan)
         self._peers.clear()
