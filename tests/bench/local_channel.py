@@ -37,6 +37,7 @@ TOTAL_BYTES = 256 << 20
 ROUNDS = 11
 SECONDS = 60.0
 NAME = "memory"
+THREADS = (1, 2)
 MECHANISMS = ("mapped", "cross-process")
 
 
@@ -49,7 +50,7 @@ def run(cache: Path = CACHE) -> dict[str, Any]:
     from kvferry_transport_local.moving import choose_movement
 
     results: dict[str, Any] = {"copies": choose_movement().why, "left_out": {}}
-    for threads in (1, 2):
+    for threads in THREADS:
         if threads > len(os.sched_getaffinity(0)):
             results["left_out"][f"{threads} threads"] = "this machine has fewer processors"
             continue
@@ -68,21 +69,24 @@ def _beside_nixl(cache: Path) -> dict[str, dict[str, float]]:
     results = {}
     with ExitStack() as stack:
         nixl = stack.enter_context(moving(NIXL, cache, TOTAL_BYTES, SPAN_BYTES))
-        exports = {each: stack.enter_context(_peer(each, 1)) for each in MECHANISMS}
         memories = {each: stack.enter_context(_memory(each, 1)) for each in MECHANISMS}
-        for verb in ("read", "write"):
-            with ExitStack() as turn:
-                ours = {
-                    each: timed(
-                        turn.enter_context(_moves(each, verb, 1, exports[each], memories[each], order))
-                    )
-                    for each in MECHANISMS
+        for threads in THREADS:
+            exports = {each: stack.enter_context(_peer(each, threads)) for each in MECHANISMS}
+            for verb in ("read", "write"):
+                with ExitStack() as turn:
+                    ours = {
+                        each: timed(
+                            turn.enter_context(
+                                _moves(each, verb, threads, exports[each], memories[each], order)
+                            )
+                        )
+                        for each in MECHANISMS
+                    }
+                    seconds = take_turns({**ours, "NIXL": partial(nixl.move, verb)}, ROUNDS)
+                results[f"{verb} beside NIXL, {threads} threads"] = {
+                    **gigabytes_per_second(seconds, TOTAL_BYTES),
+                    **{f"{each} to NIXL": speedup(seconds, each, "NIXL") for each in MECHANISMS},
                 }
-                seconds = take_turns({**ours, "NIXL": partial(nixl.move, verb)}, ROUNDS)
-            results[f"{verb} beside NIXL"] = {
-                **gigabytes_per_second(seconds, TOTAL_BYTES),
-                **{f"{each} to NIXL": speedup(seconds, each, "NIXL") for each in MECHANISMS},
-            }
     return results
 
 

@@ -216,19 +216,20 @@ def _read(channel: LocalChannel, connection: Connection, grant: Grant) -> int:
     return len(operations) * SLOT_BYTES
 
 
-def _go_on(holder: _Holder, read: Callable[[Grant], int] | None, stop: threading.Event) -> dict[str, Any]:
+def _go_on(
+    holder: _Holder, read: Callable[[Grant], int] | None, stop: threading.Event, pause: float
+) -> dict[str, Any]:
+    """Ask, and read if there is something to read with, and wait so many seconds."""
     latencies = []
     moved = 0
     began = time.perf_counter()
     while not stop.is_set():
         grant, seconds = holder.ask()
         latencies.append(1000 * seconds)
-        if read is None:
-            holder.done()
-            stop.wait(PAUSE_SECONDS)
-        else:
+        if read is not None:
             moved += read(grant)
-            holder.done()
+        holder.done()
+        stop.wait(pause)
     return {"ms": latencies, "bytes": moved, "seconds": time.perf_counter() - began}
 
 
@@ -250,8 +251,12 @@ def main(url: str, instance: str, tokens: int, core: int) -> None:
         for command in sys.stdin:
             stop = threading.Event()
             outcome: list[dict[str, Any]] = []
-            read = (lambda grant: _read(channel, connection, grant)) if command.strip() == "read" else None
-            thread = threading.Thread(target=lambda: outcome.append(_go_on(holder, read, stop)))  # noqa: B023
+            way, *rate = command.split()
+            pause = 1 / float(rate[0]) if rate else PAUSE_SECONDS if way == "ask" else 0.0
+            read = (lambda grant: _read(channel, connection, grant)) if way == "read" else None
+            thread = threading.Thread(
+                target=lambda: outcome.append(_go_on(holder, read, stop, pause))  # noqa: B023
+            )
             thread.start()
             sys.stdin.readline()
             stop.set()

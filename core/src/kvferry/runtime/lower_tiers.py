@@ -187,6 +187,8 @@ class LowerTiers:
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """The first tier had these chunks, a chain from its head."""
+        if not self.hierarchy.lower:
+            return
         for start in range(0, len(keys), TOUCHED_AT_ONCE):
             with self._lock:
                 self.hierarchy.touch(keys[start : start + TOUCHED_AT_ONCE])

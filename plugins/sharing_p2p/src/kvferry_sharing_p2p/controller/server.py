@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvferry.api import ErrorKind, KVFerryError, Retry
 from kvferry_sharing_p2p.directory.desk import Desk
-from kvferry_sharing_p2p.directory.messages import Status
+from kvferry_sharing_p2p.directory.messages import MAXIMUM_FRAME_BYTES, Status
 from kvferry_sharing_p2p.network.endpoint import Endpoint, parse_url
 from kvferry_sharing_p2p.network.secret import SharedSecret
 from kvferry_sharing_p2p.network.sockets import Bell, configure, receive
@@ -67,7 +67,7 @@ class ControllerServer:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = context.socket(zmq.ROUTER)
         try:
-            configure(socket)
+            configure(socket, MAXIMUM_FRAME_BYTES)
             socket.setsockopt(zmq.IPV6, int(wanted.is_version_6))
             if self._secret is not None:
                 self._secret.protect_server(socket)

@@ -6,7 +6,14 @@ import time
 from collections.abc import Callable
 
 from kvferry.api import ErrorKind, KVFerryError, Retry
-from kvferry_sharing_p2p.directory.messages import WIRE_VERSION, AskStatus, Codec, Rejected, Status
+from kvferry_sharing_p2p.directory.messages import (
+    MAXIMUM_FRAME_BYTES,
+    WIRE_VERSION,
+    AskStatus,
+    Codec,
+    Rejected,
+    Status,
+)
 from kvferry_sharing_p2p.network.endpoint import Endpoint
 from kvferry_sharing_p2p.network.secret import KEY_BYTES, SharedSecret
 from kvferry_sharing_p2p.network.sockets import configure
@@ -43,7 +50,7 @@ def ask_status(
         ) from error
     codec = Codec()
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        configure(socket)
+        configure(socket, MAXIMUM_FRAME_BYTES)
         socket.setsockopt(zmq.IPV6, int(target.is_version_6))
         if secret is not None:
             secret.protect_client(socket, random(KEY_BYTES))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvferry.api import DIGEST_BYTES, ErrorKind, KVFerryError
 from kvferry_sharing_p2p.directory.messages import (
+    MAXIMUM_FRAME_BYTES,
     MAXIMUM_HOLDERS,
     MAXIMUM_KEYS,
     WIRE_VERSION,
@@ -114,6 +115,7 @@ class DirectoryClient:
                 random=self._random,
                 now=self._clock(),
                 renew_seconds=2 * self._silent_seconds,
+                most_bytes=MAXIMUM_FRAME_BYTES,
             )
         except BaseException:
             context.destroy(0)

@@ -31,7 +31,7 @@ class LineState(enum.Enum):
 
 class Line:
     """One connection to ``endpoint``, made again whenever it is lost, and begun anew when that did not help
-    for ``renew_seconds``. Threads: one."""
+    for ``renew_seconds``. Frames of more than ``most_bytes`` are not taken. Threads: one."""
 
     def __init__(
         self,
@@ -42,12 +42,14 @@ class Line:
         random: Callable[[int], bytes],
         now: float,
         renew_seconds: float,
+        most_bytes: int,
     ) -> None:
         self._context = context
         self._endpoint = endpoint
         self._secret = secret
         self._random = random
         self._renew_seconds = renew_seconds
+        self._most_bytes = most_bytes
         self.state = LineState.NOBODY
         self._lost_at = now
         """When it was lost, or tried from the beginning."""
@@ -120,7 +122,7 @@ class Line:
         import zmq
 
         self._socket = self._context.socket(zmq.DEALER)
-        configure(self._socket)
+        configure(self._socket, self._most_bytes)
         # Otherwise messages pile up for a peer that is not there, and are old when it comes.
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MILLISECONDS)

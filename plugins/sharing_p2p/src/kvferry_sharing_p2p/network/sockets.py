@@ -7,8 +7,6 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from kvferry_sharing_p2p.directory.messages import MAXIMUM_FRAME_BYTES
-
 if TYPE_CHECKING:
     import zmq
 
@@ -20,12 +18,13 @@ LOST_SECONDS = 6.0
 HANDSHAKE_SECONDS = 5.0
 
 
-def configure(socket: zmq.Socket[bytes]) -> None:
-    """Bound what a peer can make this socket keep, and notice peers that are gone without a word."""
+def configure(socket: zmq.Socket[bytes], most_bytes: int) -> None:
+    """Bound what a peer can make this socket keep, and notice peers that are gone without a word. Who sends a
+    frame of more than ``most_bytes`` loses the connection."""
     import zmq
 
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_FRAME_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
     socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(PING_SECONDS * 1000))

@@ -242,8 +242,7 @@ class PeerNetworkCarrier:
                     remedy="give all instances one secret, or listen at 127.0.0.1",
                     retry=Retry.AFTER_CHANGE,
                 )
-            configure(socket)
-            socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_FRAME_BYTES)
+            configure(socket, MAXIMUM_FRAME_BYTES)
             socket.setsockopt(zmq.IPV6, int(wanted.is_version_6))
             if self._settings.secret is not None:
                 self._settings.secret.protect_server(socket)
@@ -355,6 +354,7 @@ class PeerNetworkCarrier:
             random=self._random,
             now=self._clock(),
             renew_seconds=RENEW_SECONDS,
+            most_bytes=MAXIMUM_FRAME_BYTES,
         )
         self._acquaintances[peer] = _Acquaintance(peer, line)
 
