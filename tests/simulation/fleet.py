@@ -56,9 +56,9 @@ class FleetSettings:
             ranks=random.choice((1, 1, 2)),
             slots=random.choice((10, 16, 24)),
             staging=random.choice((None, None, 3, 6)),
-            delay=random.random() < 0.4,
             read_seconds=random.choice((0.02, 0.02, 0.5)),
             one_sided=random.random() < 0.5,
+            delay=random.random() < 0.4,
             weather=BAD,
             happenings=True,
         )

@@ -54,6 +54,7 @@ SEEN = (
     "doubled message",
     "reordered message",
     "slow read",
+    "read into blocks",
     "kill",
     "leave",
     "directory",
