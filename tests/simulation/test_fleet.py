@@ -54,7 +54,6 @@ SEEN = (
     "doubled message",
     "reordered message",
     "slow read",
-    "read into blocks",
     "kill",
     "leave",
     "directory",
@@ -68,6 +67,14 @@ def test_nothing_goes_wrong_between_instances() -> None:
     assert told.report.failure is None, str(told.report.failure)
     happened = told.seen + told.counts + told.report.faults
     assert [name for name in SEEN if not happened[name]] == []
+
+
+@pytest.mark.parametrize("seed", [4, 7])
+def test_nothing_goes_wrong_where_requests_read_into_their_blocks(seed: int) -> None:
+    assert FleetSettings.of(seed).delay
+    told = run_fleet(seed, EVENTS_PER_SEED)
+    assert told.report.failure is None, str(told.report.failure)
+    assert told.seen["read into blocks"] > 0
 
 
 def test_the_same_seed_is_the_same_history_of_a_fleet() -> None:
