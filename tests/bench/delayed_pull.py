@@ -136,7 +136,8 @@ class PacedChannel(ForwardingChannel):
     ) -> Ticket[TransferStatus]:
         outer: Ticket[TransferStatus] = Ticket(len(operations))
         begin = partial(super().read, connection, operations, deadline)
-        self._reads.put(partial(self._pace, outer, begin, sum(each.local.length for each in operations)))
+        length = sum(each.local.length for each in operations)
+        self._reads.put(partial(self._pace, outer, begin, length, time.perf_counter()))
         return outer
 
     def _run(self) -> None:
@@ -144,9 +145,14 @@ class PacedChannel(ForwardingChannel):
             read()
 
     def _pace(
-        self, outer: Ticket[TransferStatus], begin: Callable[[], Ticket[TransferStatus]], length: int
+        self,
+        outer: Ticket[TransferStatus],
+        begin: Callable[[], Ticket[TransferStatus]],
+        length: int,
+        handed: float,
     ) -> None:
-        self._free_at = max(self._free_at, time.perf_counter()) + length / self._speed
+        # A read that was handed over while the one before was under way begins when that has ended.
+        self._free_at = max(self._free_at, handed) + length / self._speed
         results = [ItemResult(TransferStatus.DONE)] * outer.items
         if self.moves:
             inner = begin()
