@@ -40,6 +40,7 @@ from kvferry.api import (
     Ticket,
     TransferStatus,
 )
+from kvferry.control.grants import ARENA
 from kvferry.control.orders import ItemFault
 from kvferry.data.copy import choose_copier
 from kvferry.data.engine_side import EngineGroup, EngineSide, PagePlane
@@ -48,7 +49,6 @@ from kvferry.data.mover import Mover
 from kvferry.data.peer_side import LandingSetup, PeerSide
 from kvferry.data.plans import Direction, PeerLoad, Transfer, TransferResult
 from kvferry.data.private_memory import PrivateArena
-from kvferry.data.pulls import ARENA
 from kvferry.data.wire import MeetPeer, OpenChannel, PullChunks
 from kvferry.testing.channels import ForwardingChannel
 from tests.bench.turns import gigabytes_per_second, speedup, take_turns, timed

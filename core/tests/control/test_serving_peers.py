@@ -91,16 +91,14 @@ class Held:
     until: float
 
 
-class Lending(RuleBasedStateMachine):
-    """Peers whose messages come late, twice or never, beside an instance that stores, drops and clears."""
+class Askers(RuleBasedStateMachine):
+    """Peers that ask an instance which stores. Whoever derives from it looks up what was asked, and says what
+    becomes of that."""
 
-    def __init__(self) -> None:
+    def __init__(self, manager: CacheManager, serving: Serving) -> None:
         super().__init__()
-        self.manager = make_manager()
-        self.serving = Serving(
-            self.manager,
-            ServingSettings(lease_seconds=LEASE, longest_seconds=LONGEST, most_leases=4, share=0.5),
-        )
+        self.manager = manager
+        self.serving = serving
         self.now = 0.0
         self.content: dict[int, bytes] = {}
         self.held: list[Held] = []
@@ -132,6 +130,19 @@ class Lending(RuleBasedStateMachine):
         if at_once:
             while self.look(*self.open[-1]):
                 pass
+
+    def look(self, asking: Asking, peer: PeerId, wanted: PeerAsk) -> bool:
+        """Go on with one ask; whether there is more to do for it."""
+        raise NotImplementedError
+
+
+class Lending(Askers):
+    """Peers whose messages come late, twice or never, beside an instance that stores, drops and clears."""
+
+    def __init__(self) -> None:
+        manager = make_manager()
+        made = ServingSettings(lease_seconds=LEASE, longest_seconds=LONGEST, most_leases=4, share=0.5)
+        super().__init__(manager, Serving(manager, made))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), again=st.booleans())

@@ -7,7 +7,7 @@ import itertools
 from attrs import define, field
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from core.tests.control.test_serving_peers import (
     BLOCK,
@@ -15,6 +15,7 @@ from core.tests.control.test_serving_peers import (
     LEASE,
     LONGEST,
     PEERS,
+    Askers,
     Held,
     ask,
     finish,
@@ -51,54 +52,19 @@ class UnderWay:
     faults: dict[int, ItemFault] = field(factory=dict)
 
 
-class Staging(RuleBasedStateMachine):
+class Staging(Askers):
     """Ranks that copy as slowly as they like, beside an instance that evicts and peers that come and go."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.manager = make_manager(SLOTS)
-        self.serving = Serving(
-            self.manager,
-            ServingSettings(
-                lease_seconds=LEASE, longest_seconds=LONGEST, most_leases=4, share=0.8, staging_slots=STAGED
-            ),
-            itertools.count(1).__next__,
+        manager = make_manager(SLOTS)
+        made = ServingSettings(
+            lease_seconds=LEASE, longest_seconds=LONGEST, most_leases=4, share=0.8, staging_slots=STAGED
         )
-        self.now = 0.0
-        self.content: dict[int, bytes] = {}
+        super().__init__(manager, Serving(manager, made, itertools.count(1).__next__))
         self.staged: list[dict[int, bytes]] = [{} for _ in range(RANKS)]
-        self.held: list[Held] = []
-        self.open: list[tuple[Asking, PeerId, PeerAsk]] = []
         self.waiting: dict[tuple[PeerId, int], PeerAsk] = {}
         """Whose answer follows."""
         self.orders: dict[int, UnderWay] = {}
-        self.numbers = dict.fromkeys(PEERS, 0)
-        self.ended: set[tuple[PeerId, int]] = set()
-
-    @initialize()
-    def has_something(self) -> None:
-        for name in "xy":
-            self.content |= store(self.manager, writes(name, 4, tail=True), self.now)
-
-    @rule(name=st.sampled_from("xyz"), count=st.integers(1, 5), tail=st.booleans())
-    def stores(self, name: str, count: int, tail: bool) -> None:
-        self.content |= store(self.manager, writes(name, count, tail=tail), self.now)
-
-    @rule(
-        peer=st.sampled_from(PEERS),
-        name=st.sampled_from("xyz"),
-        count=st.sampled_from([0, 1, 2, 3, 4, 4, 4, 5]),
-        skip=st.sampled_from([0, 0, 1, 2]),
-        tail=st.booleans(),
-        at_once=st.booleans(),
-    )
-    def asks(self, peer: PeerId, name: str, count: int, skip: int, tail: bool, at_once: bool) -> None:
-        self.numbers[peer] += 1
-        wanted = ask(self.numbers[peer], name, count, skip=skip, tail=tail)
-        self.open.append((self.serving.ask(peer, wanted, self.now), peer, wanted))
-        if at_once:
-            while self.look(*self.open[-1]):
-                pass
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.tests.data.peer_sides import BLOCK_TOKENS, CHUNK_TOKENS, Rank, Want
+from kvferry.control.grants import ARENA
 from kvferry.control.orders import ItemFault
 from kvferry.data.engine_side import SlotLayout
-from kvferry.data.pulls import ARENA, Reading, plan_pull
+from kvferry.data.pulls import Reading, plan_pull
 from kvferry.testing.fake_memory import FakeGroup
 from kvferry.testing.memory_channel import MemoryNetwork
 

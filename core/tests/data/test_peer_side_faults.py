@@ -22,8 +22,9 @@ from kvferry.api import (
     Ticket,
     TransferStatus,
 )
+from kvferry.control.grants import ARENA
 from kvferry.control.orders import ItemFault
-from kvferry.data.pulls import ARENA, Reading
+from kvferry.data.pulls import Reading
 from kvferry.data.wire import CloseChannel, MeetPeer, OpenChannel
 from kvferry.testing.channels import ForwardingChannel, ForwardingConnection
 from kvferry.testing.fake_instance import wait_until

@@ -11,6 +11,7 @@ from attrs import define, frozen
 from kvferry.api import LentChunk, PeerId
 from kvferry.control.brought import Source
 from kvferry.control.deadlines import NEVER
+from kvferry.control.grants import ARENA
 from kvferry.control.orders import CancelOrder, Order, OrderResult, PullOrder
 from kvferry.control.outcomes import ChunkFacts
 
@@ -108,7 +109,7 @@ class Loan:
     asked_at: float = NEVER
     """When that was; never once it is answered."""
     at: int = 0
-    region: str = "arena"
+    region: str = ARENA
     """Of the peer's ranks."""
     first: int = 0
     """How many chunks of the prefix come before those of the loan."""

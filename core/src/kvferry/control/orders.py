@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from kvferry.control.grants import ARENA
 from kvferry.control.outcomes import ChunkFacts
 
 
@@ -85,7 +86,7 @@ class PullOrder:
     from_slots: tuple[int, ...]
     slots: tuple[int, ...]
     deadline: float
-    region: str = "arena"
+    region: str = ARENA
 
 
 @frozen

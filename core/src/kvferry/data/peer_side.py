@@ -13,6 +13,7 @@ from typing import Protocol
 from attrs import define, evolve, frozen
 
 from kvferry.api import Arena, Channel, ChannelContext, ErrorKind, KVFerryError, Region
+from kvferry.control.grants import ARENA
 from kvferry.control.orders import ItemFault
 from kvferry.data.copy import SpanCopier
 from kvferry.data.emptying import into_blocks, into_slots
@@ -23,7 +24,7 @@ from kvferry.data.mover import Mover, MoverStatistics
 from kvferry.data.peer_links import PeerLinks, as_fault
 from kvferry.data.plans import PeerLoad, TransferResult
 from kvferry.data.priorities import leave_the_engines_core, stand_behind_the_engine
-from kvferry.data.pulls import ARENA, LANDING, PullListener, PullPlan, Reading, plan_pull
+from kvferry.data.pulls import LANDING, PullListener, PullPlan, Reading, plan_pull
 from kvferry.data.splitting import splitting
 from kvferry.data.staging_side import StagingSide
 from kvferry.data.wire import (

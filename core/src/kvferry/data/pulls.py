@@ -11,10 +11,8 @@ from kvferry.api import RemoteOp, Span
 from kvferry.control.orders import ItemFault
 from kvferry.data.engine_side import SlotLayout
 
-ARENA = "arena"
-"""The name under which each rank registers its first tier."""
 LANDING = "landing"
-"""The same for the buffers that reads pass through."""
+"""The name under which each rank registers the buffers that reads pass through."""
 
 
 class PullListener(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvferry.control.grants import ARENA
 from kvferry.data.plans import TransferResult
 
 WIRE_VERSION = 5
@@ -232,7 +233,7 @@ class PullChunks(msgspec.Struct, frozen=True, tag="pull-chunks"):
     from_slots: tuple[int, ...]
     slots: tuple[int, ...]
     deadline: float
-    region: str = "arena"
+    region: str = ARENA
 
 
 class StageChunks(msgspec.Struct, frozen=True, tag="stage-chunks"):

@@ -217,9 +217,7 @@ def _lower_setup(
         )
         return settings, make_index
 
-    instance = config.instance or DEFAULT_INSTANCE
-    if engine.data_parallel_rank:
-        instance += f"/dp{engine.data_parallel_rank}"  # no instance can have such a name of its own
+    instance = _of_its_rank(config.instance or DEFAULT_INSTANCE, engine)
     identity = StoreIdentity(instance=instance, namespace=space.digest, header_bytes=header_bytes)
     p2p = config.p2p
     borrow = None
@@ -234,6 +232,11 @@ def _lower_setup(
             delay=_lands_on_device(config, engine),
         )
     return LowerSetup(identity=identity, tiers=tuple(made(name, tier) for name, tier in tiers), borrow=borrow)
+
+
+def _of_its_rank(instance: str, engine: EngineDescription) -> str:
+    """The name of an instance, other for each data-parallel rank. None can have such a name of its own."""
+    return f"{instance}/dp{engine.data_parallel_rank}" if engine.data_parallel_rank else instance
 
 
 def _lands_on_device(config: Config, engine: EngineDescription) -> bool:
@@ -254,9 +257,7 @@ def _sharing_setup(
     if p2p.use is None:
         return None
     carrier: PeerCarrier = plugins.factory("source", p2p.use)(p2p.options, config.lookup.options, environment)
-    instance = config.instance or engine.engine_id
-    if engine.data_parallel_rank:
-        instance += f"/dp{engine.data_parallel_rank}"
+    instance = _of_its_rank(config.instance or engine.engine_id, engine)
     return SharingSetup(
         id=PeerId(instance, secrets.token_bytes(EPOCH_BYTES)),
         namespace=space.digest,

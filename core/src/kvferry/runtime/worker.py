@@ -253,12 +253,14 @@ class WorkerRuntime:
 
     def _has_arrived(self) -> bool:
         with self._lock:
-            return any(not self._loading[transfer.request_id] for transfer, _ in self._arrived)
+            return any(transfer.request_id not in self._loading for transfer, _ in self._arrived)
 
     def _take_arrived(self) -> list[tuple[Transfer, TransferResult]]:
         """Loads of requests that wait for nothing more: the blocks of one may be filled from two places."""
         with self._lock:
-            loading = self._loading = +self._loading
+            if not self._arrived:
+                return []
+            loading = self._loading
             arrived = [each for each in self._arrived if each[0].request_id not in loading]
             self._arrived = [each for each in self._arrived if each[0].request_id in loading]
         return arrived
@@ -325,6 +327,8 @@ class WorkerRuntime:
             with self._lock:
                 self._arrived.append((transfer, result))
                 self._loading[transfer.request_id] -= 1
+                if not self._loading[transfer.request_id]:
+                    del self._loading[transfer.request_id]
             self._fetched.set()
         self._send(result)
 
